@@ -1,0 +1,1 @@
+"""Every effect of the control side: command line, SSH, journal, store, clock, rendering."""
