@@ -68,12 +68,6 @@ def encode_guard_frame(document: Mapping[str, Any]) -> bytes:
     body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     digest = hashlib.sha256(body).hexdigest().encode()
     return b"%s%d %s\n%s\n%s\n" % (_GUARD_HEADER, len(body), digest, body, _GUARD_END)
-        _GUARD_HEADER,
-        len(body),
-        hashlib.sha256(body).hexdigest().encode(),
-        body,
-        _GUARD_END,
-    )
 
 
 def parse_guard_frame(data: bytes) -> dict[str, Any]:
