@@ -1,0 +1,113 @@
+"""Puts onto a host what a hold runs there, by digest and before the hold: the guard, ``remote_dspark``, the models.
+
+A staged thing lives at a path that carries its digest, is written whole or not at all, and is never changed: an upgrade
+in the middle of a hold is a new path beside the old one.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from coordinator.errors import CoordinatorError
+from coordinator.host import Host, Outcome
+from coordinator.identity import package_root, tree_files
+
+_UNPACK = """
+import hashlib, io, os, shutil, sys, zipfile
+data = sys.stdin.buffer.read()
+target, expected = sys.argv[1], sys.argv[2]
+found = hashlib.sha256(data).hexdigest()
+if found != expected:
+    sys.exit("digest mismatch: expected %s, found %s" % (expected, found))
+if not os.path.exists(target):
+    part = "%s.%d.part" % (target, os.getpid())
+    os.makedirs(part)
+    zipfile.ZipFile(io.BytesIO(data)).extractall(part)
+    try:
+        os.rename(part, target)
+    except OSError:
+        # Somebody staged the same bytes meanwhile: same digest, same content.
+        shutil.rmtree(part)
+print("staged")
+"""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Where something was put on a host, and the digest of the archive it came from."""
+
+    path: str
+    sha256: str
+
+
+def stage_guard(host: Host, state_dir: str) -> Staged:
+    """Write the guard's zipapp to its digest path below the state folder."""
+    from windows.guard_archive import build_guard_archive
+
+    data = build_guard_archive()
+    digest = sha256(data).hexdigest()
+    path = f"{state_dir}/bin/guard-{digest}.pyz"
+    found = host.put(data, path, mode=0o555)
+    if found != digest:
+        raise CoordinatorError("the guard arrived damaged", where=host.name, expected=digest, found=found)
+    return Staged(path, digest)
+
+
+def stage_package(host: Host, python: str, work_dir: str) -> Staged:
+    """Unpack ``remote_dspark`` below the work folder; its parent is what PYTHONPATH names."""
+    root = package_root("remote_dspark")
+    return stage_tree(host, python, f"{work_dir}/packages", root, tree_files(root), prefix="remote_dspark")
+
+
+def stage_tree(host: Host, python: str, folder: str, root: Path, files: list[Path], *, prefix: str = "") -> Staged:
+    """Unpack ``files`` (below ``root``) into ``folder/<digest>``; the same files give the same digest on any machine."""
+    data = deterministic_zip({str(Path(prefix) / path.relative_to(root)): path.read_bytes() for path in files})
+    digest = sha256(data).hexdigest()
+    target = f"{folder}/{digest[:32]}"
+    result = host.run([python, "-I", "-c", _UNPACK, target, digest], stdin=data, timeout_s=120)
+    if result.outcome is not Outcome.EXITED or result.code != 0:
+        raise CoordinatorError(
+            f"cannot stage {prefix or root.name}",
+            where=host.name,
+            expected="staged",
+            found=f"{result.outcome.value} {result.code}: {result.stderr[-300:].decode('utf-8', 'replace')}",
+        )
+    return Staged(target, digest)
+
+
+def deterministic_zip(files: dict[str, bytes]) -> bytes:
+    """A zip whose bytes depend on names and contents alone."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name in sorted(files):
+            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, files[name])
+    return buffer.getvalue()
+
+
+def check_interpreter(host: Host, python: str, modules: list[str], package_path: str) -> dict[str, str]:
+    """Versions of ``modules`` under the host's interpreter; refuses when one cannot be imported."""
+    code = (
+        "import importlib.metadata as m, importlib.util as u, sys\n"
+        f"sys.path.insert(0, {package_path!r})\n"
+        f"for name in {modules!r}:\n"
+        "    if u.find_spec(name) is None: sys.exit('missing module ' + name)\n"
+        "    print(name, m.version(name) if name != 'remote_dspark' else 'staged')\n"
+        "print('python', sys.version.split()[0])\n"
+    )
+    result = host.run([python, "-c", code], timeout_s=60)
+    if result.outcome is not Outcome.EXITED or result.code != 0:
+        raise CoordinatorError(
+            "the host's interpreter cannot run the staged programs",
+            where=f"{host.name}:{python}",
+            expected="modules " + ", ".join(modules),
+            found=result.stderr[-300:].decode("utf-8", "replace").strip(),
+            next_step="install remote-dspark[target] for that interpreter, or name another one in the site file",
+        )
+    pairs = (line.split(" ", 1) for line in result.stdout.decode().splitlines())
+    return {name: version for name, version in pairs}
