@@ -1,0 +1,425 @@
+"""The window plan: what a campaign runs, in which order, with which bounds, and how it will be judged.
+
+Rules: everything that could be chosen after seeing a result (margin, metric, exclusions, order, minimum counts) is
+written here, before; both arms share one set of services and differ only in the declared switch; every bound is an
+integer number of seconds. Not here: compiling a plan against a site (``windows.compiled``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from remote_dspark.contract import DraftMode
+from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document
+from windows.site import Port, Probe, Role, require_no_secret_option, require_no_secret_value
+from windows.template import KNOWN_PLACEHOLDERS, require_known
+
+PLAN_SCHEMA: Final = "coordinator/plan/v1"
+
+ArmLabel = Annotated[str, StringConstraints(pattern=r"^[AB][1-9][0-9]?$")]
+Bound = Annotated[int, Field(ge=1, le=86_400)]
+DecimalText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,3})(\.[0-9]{1,6})?$")]
+
+
+class StepKind(StrEnum):
+    """Every kind of step of a hold, in the order of a hold."""
+
+    PREFLIGHT = "preflight"
+    LEASE = "lease"
+    SNAPSHOT = "snapshot"
+    ARM_DEAD_MAN = "arm-dead-man"
+    STOP = "stop"
+    PAIR_QUALIFY = "pair-qualify"
+    BOOT = "boot"
+    IDENTITY = "identity"
+    WARM_UP = "warm-up"
+    GREEDY_CHECK = "greedy-check"
+    BASELINE = "baseline"
+    HEADLINE = "headline"
+    PROFILED = "profiled"
+    FINAL = "final"
+    EVIDENCE = "evidence"
+    TEARDOWN = "teardown"
+    RESTORE = "restore"
+    CLOSE = "close"
+
+
+OPENING_STEPS: Final = (StepKind.PREFLIGHT, StepKind.LEASE, StepKind.SNAPSHOT, StepKind.ARM_DEAD_MAN, StepKind.STOP)
+ARM_STEPS: Final = (
+    StepKind.BOOT,
+    StepKind.IDENTITY,
+    StepKind.WARM_UP,
+    StepKind.GREEDY_CHECK,
+    StepKind.BASELINE,
+    StepKind.HEADLINE,
+    StepKind.PROFILED,
+    StepKind.FINAL,
+    StepKind.EVIDENCE,
+    StepKind.TEARDOWN,
+)
+RESTORING_STEPS: Final = (StepKind.RESTORE, StepKind.CLOSE)
+"""Both live in the restore reserve; they have no bound of their own."""
+
+
+class Purpose(StrEnum):
+    """What a plan is for."""
+
+    CAMPAIGN = "campaign"
+    FIRST_HOLD = "first-hold"
+    """Stop and restore only, on plan-declared bounds; it produces the first budget receipt (DECISIONS 12)."""
+
+
+class PrimaryMetric(StrEnum):
+    """What the verdict is about. One per plan; all the others are reported, never judged."""
+
+    TOKENS_PER_SECOND = "tokens-per-second"
+    ROUNDS_PER_SECOND = "rounds-per-second"
+    TOKENS_PER_ROUND = "tokens-per-round"
+    FIRST_TOKEN_P50 = "first-token-p50-ns"  # noqa: S105, a latency and no credential
+    INTER_TOKEN_P50 = "inter-token-p50-ns"  # noqa: S105, same
+
+    @property
+    def is_higher_better(self) -> bool:
+        """Direction of the metric: latencies are better when lower."""
+        return self not in (PrimaryMetric.FIRST_TOKEN_P50, PrimaryMetric.INTER_TOKEN_P50)
+
+
+class ExclusionRule(StrEnum):
+    """Findings that exclude a block (listed, with its pair) instead of making the comparison INVALID."""
+
+    FOREIGN_REQUESTS = "foreign-requests"
+    PREFIX_HITS = "prefix-hits"
+    CLOCK_OFFSET = "clock-offset"
+    DEVICE_CLOCKS = "device-clocks"
+    THROTTLED = "throttled"
+
+
+class Command(Strict):
+    """A program of the plan.
+
+    Attributes:
+        role: It runs on every host of this role.
+        argv: Words with placeholders (``windows.template``).
+        cwd: Template as well; None is the host's work_dir.
+        secret_env: Variable name to the path, on the host, of a file with the value.
+        memory_limit_bytes: None is the guard's default.
+    """
+
+    role: Role
+    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
+    cwd: Text | None = None
+    env: dict[EnvName, Text] = Field(default_factory=dict)
+    secret_env: dict[EnvName, AbsolutePath] = Field(default_factory=dict)
+    memory_limit_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
+
+    @field_validator("argv")
+    @classmethod
+    def _argv_without_secrets(cls, argv: tuple[str, ...]) -> tuple[str, ...]:
+        require_no_secret_option(argv)
+        return argv
+
+    @field_validator("env")
+    @classmethod
+    def _env_without_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        require_no_secret_value(env)
+        return env
+
+    def texts(self) -> tuple[str, ...]:
+        """Everything in which a placeholder may stand."""
+        return (*self.argv, *self.env.values(), *((self.cwd,) if self.cwd else ()))
+
+
+class ArmService(Command):
+    """A service that an arm boots; both arms boot the same ones, in order.
+
+    Attributes:
+        name: Unique in the plan.
+        ports: Ports it listens on, on each of its hosts.
+        boot_order: Lower boots earlier; teardown goes the other way.
+        stop_s: Bound of its stop at teardown.
+        probe: Proves that it serves; its url and body are templates.
+    """
+
+    name: Name
+    ports: tuple[Port, ...] = ()
+    boot_order: Annotated[int, Field(ge=0, le=1000)] = 0
+    stop_s: Annotated[int, Field(ge=1, le=600)] = 10
+    probe: Probe | None = None
+
+    def texts(self) -> tuple[str, ...]:
+        """Everything in which a placeholder may stand."""
+        return (*super().texts(), *((self.probe.url, self.probe.body) if self.probe else ()))
+
+
+class Program(Command):
+    """A program that runs once, to its end, and writes an observation."""
+
+    timeout_s: Bound
+
+
+class Arm(Strict):
+    """One side of the comparison: a draft mode, and the values of the switch.
+
+    Attributes:
+        mode: OFF or ON, filled as ``{mode}``.
+        settings: Further placeholders; both arms declare the same names.
+    """
+
+    mode: DraftMode
+    settings: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")], Text] = Field(default_factory=dict)
+
+    @field_validator("settings")
+    @classmethod
+    def _settings_are_new_names(cls, settings: dict[str, str]) -> dict[str, str]:
+        for name in settings:
+            if name in KNOWN_PLACEHOLDERS:
+                raise ValueError(f"expected a new name, {name!r} is a placeholder already")
+        return settings
+
+
+class Arms(Strict):
+    """A is the untouched path, B the candidate. Both OFF is an A/A plan, which measures the noise floor."""
+
+    A: Arm
+    B: Arm
+
+    @model_validator(mode="after")
+    def _one_switch(self) -> Self:
+        if self.A.mode is not DraftMode.OFF:
+            raise ValueError(f"expected arms.A.mode = {DraftMode.OFF.value!r}: A is the untouched path")
+        if set(self.A.settings) != set(self.B.settings):
+            raise ValueError("expected the same setting names in both arms: they differ by the switch only")
+        return self
+
+    @property
+    def is_aa(self) -> bool:
+        """Whether both arms are the same, so that the difference is noise."""
+        return self.A == self.B
+
+
+class Load(Strict):
+    """The closed-loop load of an arm.
+
+    Attributes:
+        manifest: Path of the prompt manifest, relative to the plan file.
+        manifest_sha256: Digest both arms must report.
+        concurrency: Requests in flight.
+        requests: Measured requests per snapshot interval.
+        warm_up_requests: Discarded requests before the baseline.
+        seeds: Request seeds, used in turn.
+        program: Runs the load against the arm's services and writes the arm's observation.
+    """
+
+    manifest: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$")
+    ]
+    manifest_sha256: Sha256
+    concurrency: Annotated[int, Field(ge=1, le=64)]
+    requests: Annotated[int, Field(ge=1, le=1_000_000)]
+    warm_up_requests: Annotated[int, Field(ge=0, le=100_000)]
+    max_tokens: Annotated[int, Field(ge=1, le=1 << 20)]
+    temperature: DecimalText = "1"
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0, le=(1 << 53) - 1)], ...], Field(min_length=1)]
+    program: Program
+
+
+class ComparisonPlan(Strict):
+    """How the arms will be judged, written before the first hold.
+
+    Attributes:
+        primary_metric: What the outcome is about.
+        margin_ppm: Differences inside it do not matter; on the ratio B/A, as parts per million of 1.
+        min_rounds: Fewer measured rounds in a block make it INVALID.
+        min_pairs: Fewer usable pairs give INCONCLUSIVE.
+        confidence_ppm: Level of the interval.
+        exclude_on: Findings that exclude a block instead of invalidating everything.
+        max_clock_delta_ppm: Largest tolerated difference of device clocks between the arms of a pair.
+        aa_floor_ppm: Noise floor of an earlier A/A run on these hosts, or None.
+        aa_floor_receipt: The receipt it comes from.
+    """
+
+    primary_metric: PrimaryMetric = PrimaryMetric.TOKENS_PER_SECOND
+    margin_ppm: Annotated[int, Field(ge=1, le=500_000)]
+    min_rounds: Annotated[int, Field(ge=1)]
+    min_pairs: Annotated[int, Field(ge=1, le=99)] = 2
+    confidence_ppm: Literal[900_000, 950_000, 990_000] = 950_000
+    exclude_on: tuple[ExclusionRule, ...] = ()
+    max_clock_delta_ppm: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
+    aa_floor_ppm: Annotated[int, Field(ge=0, le=1_000_000)] | None = None
+    aa_floor_receipt: Sha256 | None = None
+
+    @model_validator(mode="after")
+    def _floor_has_a_source(self) -> Self:
+        if (self.aa_floor_ppm is None) != (self.aa_floor_receipt is None):
+            raise ValueError("expected aa_floor_ppm and aa_floor_receipt together: a floor without a source is a guess")
+        return self
+
+
+class RequiredEvidence(Strict):
+    """A receipt that admission asks for before any host is contacted.
+
+    Attributes:
+        kind: Receipt kind.
+        classes: Accepted evidence classes, strongest first.
+        max_age_s: Older ones do not count; None for any age.
+        same_sources: Whether it must name the sources of this plan.
+    """
+
+    kind: Literal[
+        "source-identity", "host-facts", "pair-qualification", "worker-measurement", "budget", "verifier-preparation"
+    ]
+    classes: Annotated[tuple[Literal["MEASURED", "REHEARSED", "EMULATED"], ...], Field(min_length=1)] = ("MEASURED",)
+    max_age_s: Annotated[int, Field(ge=1)] | None = None
+    same_sources: bool = True
+
+
+class WindowPlan(Strict):
+    """The whole plan file.
+
+    Attributes:
+        bound_s: From the first lease to production proven back.
+        restore_reserve_s: Reserved first, at the end of the bound, for restore, proof and close.
+        orphan_after_s: Silence after which the hosts restore by themselves (DECISIONS 29).
+        provisional_s: Lease length until every host has confirmed (DECISIONS 33).
+        holds: Hold number (as text, TOML keys are) to the order of its arms.
+        services: What every arm boots; the same for A and B.
+        step_bounds_s: Step kind to its bound, for every kind the plan uses.
+    """
+
+    schema_id: Annotated[Literal["coordinator/plan/v1"], Field(alias="schema")]
+    name: Name
+    purpose: Purpose = Purpose.CAMPAIGN
+    bound_s: Annotated[int, Field(ge=10, le=86_400)] = 5400
+    restore_reserve_s: Bound
+    orphan_after_s: Bound
+    provisional_s: Annotated[int, Field(ge=5, le=600)] = 60
+    holds: dict[Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]?$")], tuple[ArmLabel, ...]]
+    arms: Arms | None = None
+    services: tuple[ArmService, ...] = ()
+    pair_qualify: Program | None = None
+    load: Load | None = None
+    comparison: ComparisonPlan | None = None
+    step_bounds_s: dict[StepKind, Bound]
+    required_evidence: tuple[RequiredEvidence, ...] = ()
+
+    @field_validator("step_bounds_s")
+    @classmethod
+    def _restore_is_the_reserve(cls, bounds: dict[StepKind, int]) -> dict[StepKind, int]:
+        for kind in RESTORING_STEPS:
+            if kind in bounds:
+                raise ValueError(f"expected no bound for {kind.value!r}: restore_reserve_s covers it")
+        return bounds
+
+    @field_validator("holds")
+    @classmethod
+    def _order_is_a_design(cls, holds: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        require_design([holds[key] for key in require_consecutive(holds)])
+        return holds
+
+    @model_validator(mode="after")
+    def _parts_fit_the_purpose(self) -> Self:
+        parts = {
+            "arms": self.arms,
+            "services": self.services or None,
+            "pair_qualify": self.pair_qualify,
+            "load": self.load,
+            "comparison": self.comparison,
+        }
+        has_arms = any(self.holds.values())
+        if has_arms != (self.purpose is Purpose.CAMPAIGN):
+            raise ValueError(
+                "expected arms in the holds of a campaign, and none in a first-hold (stop and restore only)"
+            )
+        for name, part in parts.items():
+            if (part is None) == has_arms:
+                raise ValueError(f"expected {'a' if has_arms else 'no'} {name!r} in a {self.purpose.value} plan")
+        return self
+
+    @model_validator(mode="after")
+    def _bounds_cover_the_steps(self) -> Self:
+        missing = [kind.value for kind in self.step_kinds() if kind not in self.step_bounds_s]
+        if missing:
+            raise ValueError(f"expected step_bounds_s for {', '.join(missing)}: every step has a bound")
+        if self.restore_reserve_s >= self.bound_s:
+            raise ValueError(f"expected restore_reserve_s below bound_s ({self.bound_s})")
+        return self
+
+    @model_validator(mode="after")
+    def _placeholders_are_known(self) -> Self:
+        if self.arms is not None and self.load is not None and self.pair_qualify is not None:
+            names = [service.name for service in self.services]
+            if len(set(names)) != len(names):
+                raise ValueError("expected distinct names of services")
+            for service in self.services:
+                require_known(service.texts(), self.arms.A.settings)
+            require_known(self.load.program.texts(), self.arms.A.settings)
+            require_known(self.pair_qualify.texts())
+        return self
+
+    def step_kinds(self) -> tuple[StepKind, ...]:
+        """Kinds of step this plan uses that need a bound, in order."""
+        arm = (StepKind.PAIR_QUALIFY, *ARM_STEPS) if any(self.holds.values()) else ()
+        return (*OPENING_STEPS, *arm)
+
+    def hold_numbers(self) -> tuple[int, ...]:
+        """Numbers of the holds, from 1."""
+        return tuple(int(key) for key in require_consecutive(self.holds))
+
+    def arm_order(self, hold: int) -> tuple[str, ...]:
+        """Labels of the arms of a hold, in the order they run."""
+        return self.holds[str(hold)]
+
+    def to_document(self) -> dict[str, Any]:
+        """The whole file as plain values, defaults filled in."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def require_consecutive(holds: Mapping[str, object]) -> list[str]:
+    """The keys in numeric order.
+
+    Raises:
+        ValueError: They are not 1, 2, 3, … without a gap.
+    """
+    keys = sorted(holds, key=int)
+    if [int(key) for key in keys] != list(range(1, len(keys) + 1)) or not keys:
+        raise ValueError(f"expected holds numbered 1, 2, … without a gap, found {', '.join(keys) or 'none'}")
+    return keys
+
+
+def require_design(orders: list[tuple[str, ...]]) -> None:
+    """Checks that the arm order is a paired, balanced design.
+
+    Each hold runs whole pairs (A1 with B1), each arm boots once, pairs are numbered 1, 2, …, and as many pairs start
+    with A as with B (one more at most), so that a drift inside the holds cancels (coordination facts 0.14).
+
+    Raises:
+        ValueError: Says which rule the order breaks.
+    """
+    a_first = 0
+    pairs: list[int] = []
+    for number, order in enumerate(orders, start=1):
+        if len(order) % 2:
+            raise ValueError(f"expected whole pairs in hold {number}, found {', '.join(order)}")
+        for first, second in zip(order[::2], order[1::2], strict=True):
+            if first[0] == second[0] or first[1:] != second[1:]:
+                raise ValueError(f"expected {first} beside its partner in hold {number}, found {second}")
+            pairs.append(int(re.sub(r"\D", "", first)))
+            a_first += first.startswith("A")
+    if sorted(pairs) != list(range(1, len(pairs) + 1)):
+        raise ValueError(f"expected pairs numbered 1, 2, … each once, found {sorted(pairs)}")
+    if abs(2 * a_first - len(pairs)) > 1:
+        raise ValueError(f"expected A first as often as B first, found {a_first} of {len(pairs)} pairs A first")
+
+
+def parse_plan(document: Mapping[str, Any], what: str = "plan file") -> WindowPlan:
+    """Parses a window plan, e.g. what ``tomllib`` returned.
+
+    Raises:
+        DocumentError: Names every refused field.
+    """
+    return parse_document(WindowPlan, document, what)
