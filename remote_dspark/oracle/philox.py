@@ -43,9 +43,7 @@ def derive_key(seed: int, generation: int) -> Key:
     """
     for name, value in (("seed", seed), ("generation", generation)):
         if not 0 <= value < 1 << 64:
-            raise CounterRangeError(
-                f"{name} must be in [0, 2**64), found {value}; open the request with another {name}"
-            )
+            raise CounterRangeError(f"{name} must be in [0, 2**64), found {value}; choose another {name}")
     digest = hashlib.sha256(RNG_KEY_TAG + seed.to_bytes(8, "little") + generation.to_bytes(8, "little")).digest()
     return int.from_bytes(digest[0:4], "little"), int.from_bytes(digest[4:8], "little")
 

@@ -85,7 +85,8 @@ def require_draft_row(row: DraftRow, vocab_size: int) -> DraftRow:
     """Checks a draft row against the vocabulary.
 
     Raises:
-        InvalidRowError: Counts not positive or not summing to 2**24, ids not strictly ascending or outside [0, vocab_size).
+        InvalidRowError: Counts not positive or not summing to 2**24, ids not strictly ascending, or ids outside
+            [0, vocab_size).
     """
     require_tickets(row.tickets)
     if int(row.tickets.min()) == 0:
@@ -121,10 +122,26 @@ def residual_weights(weights: npt.NDArray[np.int64], row: DraftRow) -> npt.NDArr
     Returns:
         A new int64 [V].
     """
-    total = require_weights(weights)
+    return residual_weights_of(weights, require_weights(weights), row.ids, row.tickets)
+
+
+def residual_weights_of(
+    weights: npt.NDArray[np.int64], total: int, indices: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """`residual_weights` of a whole row or of one vocabulary shard.
+
+    Args:
+        weights: int64 [n].
+        total: S of the whole row.
+        indices: int64 [m], positions within ``weights`` of the entries of q.
+        tickets: int64 [m].
+
+    Returns:
+        A new int64 [n].
+    """
     residual = weights.copy()
-    for token, count in zip(row.ids.tolist(), row.tickets.tolist(), strict=True):
-        residual[token] = max(int(weights[token]) - (count * total >> TICKET_BITS), 0)
+    for index, count in zip(indices.tolist(), tickets.tolist(), strict=True):
+        residual[index] = max(int(weights[index]) - (count * total >> TICKET_BITS), 0)
     return residual
 
 
@@ -180,7 +197,7 @@ def verify_round(  # noqa: PLR0917 - the specification's arguments in their orde
 
     Raises:
         InvalidProposalError: Lengths differ, or a proposed token is outside the vocabulary or has q = 0.
-        InvalidRowError: A target or draft row that defines no distribution. All rows are checked before any draw is made.
+        InvalidRowError: A target or draft row that defines no distribution. All rows are checked before any draw.
         CounterRangeError: A counter that does not fit.
     """
     totals = _require_round(target_rows, draft_rows, proposed)
@@ -220,7 +237,7 @@ def _require_round(
         if row.tickets_of(token) == 0:
             raise InvalidProposalError(
                 ProposalFault.PROPOSED_WITHOUT_MASS,
-                f"token {token} at index {index} has q = 0: it was not drawn from it",
+                f"token {token} at index {index} has q = 0: not drawn from this row",
             )
     return totals
 

@@ -75,10 +75,25 @@ def fixed_weights(logits: npt.NDArray[np.float32], tau: float) -> npt.NDArray[np
         InvalidRowError: See `require_logits` and `require_temperature`.
     """
     require_logits(logits)
-    temperature = require_temperature(tau)
+    return weights_below(logits, logits.max(), require_temperature(tau))
+
+
+def weights_below(
+    logits: npt.NDArray[np.float32], maximum: np.float32, temperature: np.float32
+) -> npt.NDArray[np.int64]:
+    """Fixed-point weights of part of a row, given the maximum of the whole row.
+
+    Args:
+        logits: float32 [n], a vocabulary shard or a whole row; all may be minus infinity.
+        maximum: Greatest logit of the whole row, finite.
+        temperature: From `require_temperature`.
+
+    Returns:
+        int64 [n] in [0, 2**38].
+    """
     # a difference or quotient beyond FP32 becomes -inf, whose weight is 0: the right limit
     with np.errstate(over="ignore", under="ignore"):
-        exponents = ((logits - logits.max()) / temperature).astype(np.float32)
+        exponents = ((logits - maximum) / temperature).astype(np.float32)
         exponentials = np.exp(exponents.astype(np.float64)).astype(np.float32)
     # scaling by a power of two is exact
     weights: npt.NDArray[np.int64] = np.floor(exponentials.astype(np.float64) * WEIGHT_ONE).astype(np.int64)
@@ -138,7 +153,7 @@ def rational_weights(weights: Sequence[float] | npt.NDArray[np.floating]) -> tup
         n fractions whose sum is exactly 1.
 
     Raises:
-        InvalidRowError: NaN, an infinity (also one that the rounding makes), a negative weight, zero mass after rounding.
+        InvalidRowError: NaN, an infinity (also one made by the rounding), a negative weight, zero mass after it.
     """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         rounded = np.asarray(weights, dtype=np.float32)
