@@ -16,6 +16,7 @@ from coordinator.clock import Clock, SystemClock
 from coordinator.errors import (
     AdmissionRefused,
     CoordinatorError,
+    GateFailed,
     HardwareHeld,
     HostTimedOut,
     HostUnreachable,
@@ -35,7 +36,9 @@ Json = dict[str, Any]
 class GuardRefusal(Exception):
     """The guard's own refusal, with its stable code (docs/guard-protocol.md)."""
 
-    def __init__(self, host: str, code: str, message: str, expected: str, found: str, next_step: str) -> None:
+    def __init__(
+        self, host: str, code: str, message: str, expected: str, found: str, next_step: str, details: Json | None = None
+    ) -> None:
         super().__init__(f"{host}: {code}: {message}")
         self.host = host
         self.code = code
@@ -43,15 +46,23 @@ class GuardRefusal(Exception):
         self.expected = expected
         self.found = found
         self.next_step = next_step
+        self.details: Json = details or {}
 
 
 _REFUSAL_ERRORS: dict[str, type[CoordinatorError]] = {
     "HELD": HardwareHeld,
     "DEVICE_BUSY": HardwareHeld,
-    "NOT_HOLDER": OwnershipLost,
-    "STALE_EPOCH": OwnershipLost,
     "STALE_CLAIM": OwnershipLost,
+    "HOLD_ENDED": OwnershipLost,
+    "HOLDER_DEAD": OwnershipLost,
     "DEBT": NotRestored,
+    "OPEN_RECORD": NotRestored,
+    "DEGRADED": NotRestored,
+    "NOT_RESTORED": NotRestored,
+    "VOID": NotRestored,
+    "STOP_UNPROVEN": GateFailed,
+    "START_FAILED": GateFailed,
+    "DEADLINE": GateFailed,
 }
 
 
@@ -137,7 +148,8 @@ class GuardClient:
             return value
         error = reply.get("error") or {}
         texts = [str(error.get(name, "")) for name in ("code", "message", "expected", "found", "next")]
-        raise GuardRefusal(self.host.name, *texts)
+        details = error.get("details")
+        raise GuardRefusal(self.host.name, *texts, details if isinstance(details, dict) else None)
 
     def _lost(self, verb: str, result: CommandResult) -> CoordinatorError:
         kind: type[CoordinatorError] = LinkLost

@@ -1,0 +1,100 @@
+"""Tells every guard that we are alive, in one thread, and notices when a guard no longer agrees.
+
+A loss is terminal for the window: after it nobody renews, and the next safe point raises (coordination facts: a lease
+that was lost and renewed again has two holders).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from coordinator.clock import Clock
+from coordinator.errors import CoordinatorError, LinkLost, OwnershipLost
+from coordinator.guard_client import GuardRefusal
+from coordinator.session import HostSession
+
+
+class Heartbeat:
+    """One thread for all hosts of a window.
+
+    Args:
+        orphan_after_s: Silence after which the hosts restore by themselves; beats come four times as often.
+    """
+
+    def __init__(self, sessions: Sequence[HostSession], orphan_after_s: int, clock: Clock) -> None:
+        self.step_bound_s: int | None = None
+        self._sessions = list(sessions)
+        self._orphan_after_s = orphan_after_s
+        self._clock = clock
+        self._wake = threading.Event()
+        self._stopping = False
+        self._loss: CoordinatorError | None = None
+        self._last_ok_ns = {session.name: clock.monotonic_ns() for session in sessions}
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; returns when no beat is under way."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def beat_now(self) -> None:
+        """Ask for a beat at once, because the running step changed."""
+        self._wake.set()
+
+    def check(self) -> None:
+        """Raise what was lost, if anything was.
+
+        Raises:
+            OwnershipLost: A guard refused our claim, lost its holder, or saw a foreign process on a device.
+            LinkLost: A host has not heard from us for as long as it waits.
+        """
+        if self._loss is not None:
+            raise self._loss
+        for name, last_ns in self._last_ok_ns.items():
+            silent_s = (self._clock.monotonic_ns() - last_ns) / 1e9
+            if silent_s > max(self._orphan_after_s, self.step_bound_s or 0):
+                raise LinkLost(
+                    f"{name} has not answered for {silent_s:.0f} s; it restores production by itself",
+                    where=name,
+                    next_step="`coordinator hold status` when the link is back, then `coordinator hold recover`",
+                )
+
+    def _run(self) -> None:
+        while not self._stopping and self._loss is None:
+            for session in self._sessions:
+                self._beat(session)
+            self._wake.wait(max(self._orphan_after_s / 4, 0.5))
+            self._wake.clear()
+
+    def _beat(self, session: HostSession) -> None:
+        try:
+            result = session.guard.call(
+                "heartbeat", {"step_bound_s": self.step_bound_s}, timeout_s=max(self._orphan_after_s / 4, 2.0), attempts=1
+            )
+        except GuardRefusal as refusal:
+            self._loss = OwnershipLost(
+                f"{session.name} no longer accepts our claim: {refusal.message}",
+                where=session.name,
+                found=refusal.code,
+                next_step="`coordinator hold status` says who has it now",
+            )
+            return
+        except CoordinatorError:
+            # Not a loss yet: `check` decides by the time since the last answer.
+            return
+        self._last_ok_ns[session.name] = self._clock.monotonic_ns()
+        if result.get("invalidated"):
+            self._loss = OwnershipLost(
+                f"{session.name}: a foreign process uses a held device",
+                where=session.name,
+                found="; ".join(str(item) for item in result["invalidated"]),
+                next_step="find out whose it is; what was measured so far is void",
+            )
+        elif not result.get("holder_alive", True):
+            self._loss = OwnershipLost(f"{session.name}: the guard's holder is gone", where=session.name)

@@ -1,0 +1,145 @@
+"""A host inside a command: connection, guard, staged programs, facts.
+
+``open_sessions`` contacts every host in parallel and stages what will run there; nothing of production is touched.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from coordinator.clock import Clock
+from coordinator.errors import CoordinatorError
+from coordinator.guard_client import GuardClient, GuardRefusal, Json, as_coordinator_error
+from coordinator.host import Host
+from coordinator.local import LocalHost
+from coordinator.staging import Staged, stage_guard, stage_package
+from windows.site import Host as HostSpec
+from windows.site import Site
+
+T = TypeVar("T")
+
+
+@dataclass
+class HostSession:
+    """One host of the site, connected.
+
+    Attributes:
+        spec: Its entry in the site file.
+        host: The connection.
+        guard: Client of its guard; carries the claim while we hold it.
+        guard_sha256: Digest of the guard's zipapp.
+        package: Where ``remote_dspark`` is staged; empty path until `stage_programs`.
+        facts: What the guard reported at the start.
+    """
+
+    spec: HostSpec
+    host: Host
+    guard: GuardClient
+    guard_sha256: str
+    package: Staged = field(default_factory=lambda: Staged("", ""))
+    facts: Json = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The site file's name of the host."""
+        return self.spec.name
+
+
+def new_operation_id() -> str:
+    """A fresh operation id: 128 random bits."""
+    return "op-" + secrets.token_hex(16)
+
+
+def connect(spec: HostSpec, clock: Clock) -> Host:
+    """A connection by the transport that the site file names; nothing is sent yet for SSH."""
+    if spec.transport == "local":
+        return LocalHost(spec.name, clock)
+    # Only a site with SSH hosts pays for paramiko.
+    from coordinator.ssh import SshHost, SshTarget
+
+    assert spec.address and spec.user and spec.host_key and spec.identity_file
+    target = SshTarget(
+        name=spec.name,
+        address=spec.address,
+        port=spec.port,
+        user=spec.user,
+        key_type=spec.host_key.type,
+        key_base64=spec.host_key.base64,
+        identity_file=Path(spec.identity_file),
+    )
+    return SshHost(target, clock=clock)
+
+
+def open_session(spec: HostSpec, clock: Clock) -> HostSession:
+    """Connect, stage the guard by digest, ask for the facts."""
+    host = connect(spec, clock)
+    try:
+        staged = stage_guard(host, spec.state_dir)
+        guard = GuardClient(
+            host,
+            python=spec.python,
+            archive=staged.path,
+            state_dir=spec.state_dir,
+            operation_ids=new_operation_id,
+            clock=clock,
+        )
+        session = HostSession(spec, host, guard, staged.sha256)
+        session.facts = guard.call("facts")
+    except BaseException:
+        host.close()
+        raise
+    return session
+
+
+@contextmanager
+def open_sessions(site: Site, clock: Clock) -> Iterator[list[HostSession]]:
+    """Sessions to all hosts of the site, in the site's order; closed at the end."""
+    sessions: list[HostSession] = []
+    try:
+        sessions = in_parallel(site.hosts, lambda spec: open_session(spec, clock))
+        yield sessions
+    finally:
+        for session in sessions:
+            session.host.close()
+
+
+def stage_programs(session: HostSession) -> None:
+    """Stage ``remote_dspark`` by digest, before any lease."""
+    session.package = stage_package(session.host, session.spec.python, session.spec.work_dir)
+
+
+def in_parallel(items: Sequence[T] | tuple[T, ...], action: Callable[[T], R]) -> list[R]:
+    """Run ``action`` for every item at once; raise the first error after all have ended.
+
+    Raises:
+        CoordinatorError: A guard refused (translated) or a host failed; the others' outcomes are not lost, each action
+            journals its own.
+    """
+    if len(items) == 1:
+        return [_translated(action, items[0])]
+    with ThreadPoolExecutor(max_workers=max(len(items), 1)) as pool:
+        futures = [pool.submit(_translated, action, item) for item in items]
+    errors = [error for error in (future.exception() for future in futures) if error is not None]
+    if errors:
+        raise max(errors, key=_severity)
+    return [future.result() for future in futures]
+
+
+R = TypeVar("R")
+
+
+def _translated(action: Callable[[T], R], item: T) -> R:
+    try:
+        return action(item)
+    except GuardRefusal as refusal:
+        raise as_coordinator_error(refusal) from refusal
+
+
+def _severity(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, CoordinatorError) else 1000
