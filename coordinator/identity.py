@@ -13,7 +13,7 @@ from pathlib import Path
 from coordinator.errors import UsageError
 
 PACKAGES = ("coordinator", "receipts", "windows", "remote_dspark")
-_SUFFIXES = (".py", ".json", ".toml")
+_SUFFIXES = (".py",)
 
 
 def package_root(package: str) -> Path:

@@ -3,30 +3,60 @@
 Layout::
 
     HEAD                     {"count","head","log"}: the chain head, replaced atomically
-    SHA256SUMS               one line per receipt and per sample; ``sha256sum -c`` accepts it
-    receipts/NNNNNNNN-kind-digest12.json        0444, canonical bytes, never changed
-    receipts/NNNNNNNN-kind-digest12.dsse.json   0444, the signature envelope, if signed
+    SHA256SUMS               one line per receipt, envelope and sample; ``sha256sum -c`` accepts it
+    receipts/NNNNNNNN-kind-digest12.json              0444, canonical bytes, never changed
+    receipts/NNNNNNNN-kind-digest12.keyid12.dsse.json 0444, one signature envelope per signer
     samples/<sha256>         0444, raw files by content
-    pending/                 what was being written; empty unless a writer died
+    pending/                 what is being written; empty unless a writer died
 
-``append`` is the whole interface for makers of receipts; everything else reads.
+Everything of one receipt is written and synced in ``pending/`` first; renaming the receipt to its final name there is
+the commit point. After it, the same idempotent steps publish it, whether this writer does them or the next one after a
+crash; before it, nothing has happened. Reading opens regular files only, follows no link and leaves the folder alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
+
+from filelock import FileLock, Timeout
+
+from receipts.chain import Head, link_draft, parse_head
+from receipts.errors import Code, ReceiptError
+from receipts.model import Predicate
+from receipts.reader import MAX_BYTES, Receipt, read_receipt
+from receipts.verify import Entry
 
 ReceiptId = NewType("ReceiptId", str)
 """The sha256 of the stored bytes, 64 hex digits."""
+
+LOCK_TIMEOUT_S: Final = 30.0
+_RECEIPT_NAME: Final = re.compile(r"([0-9]{8,})-([a-z-]+)-([0-9a-f]{12})\.json")
+_ENVELOPE_NAME: Final = re.compile(r"([0-9]{8,}-[a-z-]+-[0-9a-f]{12})\.([0-9a-f]{12})\.dsse\.json")
+_CHUNK: Final = 1 << 20
 
 
 class Signer(Protocol):
     """Turns the receipt's bytes into a DSSE envelope's bytes (``receipts.signing.Ed25519Signer``)."""
 
+    @property
+    def keyid(self) -> str:
+        """64 hex digits naming the public key."""
+
     def sign(self, content: bytes) -> bytes:
         """Return the envelope file's content for a payload of exactly ``content``."""
+
+
+def receipt_stem(sequence: int, kind: str, digest: str) -> str:
+    """File name of a receipt without its suffix."""
+    return f"{sequence:08d}-{kind}-{digest[:12]}"
 
 
 class Store:
@@ -34,6 +64,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+
+    # -- writing -------------------------------------------------------------------------------------------------
 
     def append(
         self, draft: bytes, samples: Mapping[str, Path] | None = None, signer: Signer | None = None
@@ -52,4 +84,290 @@ class Store:
             receipts.errors.ReceiptError: The draft, a sample or the store itself is not as it must be. Nothing is
                 stored then.
         """
-        raise NotImplementedError
+        files = dict(samples or {})
+        _require_samples(read_receipt(draft).predicate, files)
+        self._create()
+        with self._locked():
+            self._recover()
+            receipt = link_draft(draft, self.head().next_link())
+            self._stage(receipt, files, signer)
+            self._publish(receipt)
+        return ReceiptId(receipt.id)
+
+    def countersign(self, receipt_id: str, signer: Signer) -> str:
+        """Add one more signer's envelope to a stored receipt; returns the envelope's file name.
+
+        Raises:
+            receipts.errors.ReceiptError: No such receipt, it does not verify, or this key signed it already.
+        """
+        with self._locked():
+            self._recover()
+            name, content = self.find(receipt_id)
+            read_receipt(content, expected_id=receipt_id)
+            envelope = signer.sign(content)
+            final = f"{name.removesuffix('.json')}.{signer.keyid[:12]}.dsse.json"
+            if (self.path / "receipts" / final).exists():
+                raise ReceiptError(Code.BAD_NAME, "expected a new signer, found this key's envelope already", final)
+            _write_new(self.path / "pending" / final, envelope)
+            _link_new(self.path / "pending" / final, self.path / "receipts" / final)
+            _sync_folder(self.path / "receipts")
+            self._add_sums([f"{hashlib.sha256(envelope).hexdigest()}  receipts/{final}"])
+            (self.path / "pending" / final).unlink()
+        return final
+
+    def _create(self) -> None:
+        if (self.path / "HEAD").exists():
+            return
+        for folder in ("receipts", "samples", "pending"):
+            (self.path / folder).mkdir(parents=True, exist_ok=True)
+        with self._locked():
+            if (self.path / "HEAD").exists():
+                return
+            if any((self.path / "receipts").iterdir()):
+                raise ReceiptError(
+                    Code.HEAD_MISMATCH, "receipts without a HEAD: restore HEAD from a backup or start a new store", "HEAD"
+                )
+            (self.path / "SHA256SUMS").touch(mode=0o644)
+            self._write_head(Head(log=secrets.token_hex(16), count=0, head=None))
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A lock on a network file system may silently be none; never fall back to a weaker kind (facts 8).
+        lock = FileLock(self.path / ".lock", timeout=LOCK_TIMEOUT_S, fallback_to_soft=False)
+        try:
+            with lock:
+                yield
+        except Timeout as error:
+            raise ReceiptError(
+                Code.NOT_A_FILE, f"another writer has held the store for {LOCK_TIMEOUT_S:.0f} s; see who runs", ".lock"
+            ) from error
+
+    def _stage(self, receipt: Receipt, files: Mapping[str, Path], signer: Signer | None) -> None:
+        pending = self.path / "pending"
+        for sample in receipt.predicate.samples:
+            # Two names may have the same content; it is stored once.
+            if not (pending / f"sample-{sample.sha256}").exists():
+                _copy_sample(files[sample.name], pending / f"sample-{sample.sha256}", sample.sha256, sample.size_bytes)
+        stem = receipt_stem(receipt.predicate.chain.sequence, receipt.predicate.kind, receipt.id)
+        if signer is not None:
+            _write_new(pending / f"{stem}.{signer.keyid[:12]}.dsse.json", signer.sign(receipt.content))
+        _write_new(pending / "part", receipt.content)
+        (pending / "part").rename(pending / f"{stem}.json")
+        _sync_folder(pending)
+
+    def _publish(self, receipt: Receipt) -> None:
+        """Make a staged receipt visible. Every step may have been done already by a writer that died."""
+        stem = receipt_stem(receipt.predicate.chain.sequence, receipt.predicate.kind, receipt.id)
+        pending, folder = self.path / "pending", self.path / "receipts"
+        lines = []
+        for sample in receipt.predicate.samples:
+            staged, final = pending / f"sample-{sample.sha256}", self.path / "samples" / sample.sha256
+            if staged.exists() and not final.exists():
+                _link_new(staged, final)
+                lines.append(f"{sample.sha256}  samples/{sample.sha256}")
+        if receipt.predicate.samples:
+            _sync_folder(self.path / "samples")
+        for envelope in sorted(pending.glob(f"{stem}.*.dsse.json")):
+            _link_new(envelope, folder / envelope.name)
+            lines.append(f"{hashlib.sha256(envelope.read_bytes()).hexdigest()}  receipts/{envelope.name}")
+        _link_new(pending / f"{stem}.json", folder / f"{stem}.json")
+        lines.append(f"{receipt.id}  receipts/{stem}.json")
+        _sync_folder(folder)
+        self._add_sums(lines)
+        head = self.head()
+        if head.head != receipt.id:
+            self._write_head(head.follow(receipt))
+        self._clear_pending()
+
+    def _recover(self) -> None:
+        """Finish what a dead writer committed; drop what it had not."""
+        for left in sorted((self.path / "pending").iterdir()):
+            if _RECEIPT_NAME.fullmatch(left.name):
+                receipt = read_receipt(_read_file(left))
+                self._restore_sum_lines(receipt)
+                self._publish(receipt)
+        self._clear_pending()
+
+    def _restore_sum_lines(self, receipt: Receipt) -> None:
+        # A sample linked before the crash may miss its line; ``_publish`` only names those it links itself.
+        published = [s.sha256 for s in receipt.predicate.samples if (self.path / "samples" / s.sha256).exists()]
+        self._add_sums([f"{digest}  samples/{digest}" for digest in published])
+
+    def _clear_pending(self) -> None:
+        # The receipt goes last: as long as it is there, the rest can still be published.
+        for left in sorted((self.path / "pending").iterdir(), key=lambda p: _RECEIPT_NAME.fullmatch(p.name) is not None):
+            left.unlink()
+
+    def _add_sums(self, lines: list[str]) -> None:
+        """Append lines that are not there yet, repairing a torn last line first."""
+        if not lines:
+            return
+        descriptor = os.open(self.path / "SHA256SUMS", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "r+b") as sums:
+            size = sums.seek(0, os.SEEK_END)
+            # Lines of one receipt are written together, so a repetition can only be in the last of them.
+            start = sums.seek(max(0, size - 65_536 * 16))
+            tail = sums.read()
+            if tail and not tail.endswith(b"\n"):
+                tail = tail[: tail.rfind(b"\n") + 1]
+            known = set(tail.decode("utf-8", "replace").split("\n"))
+            sums.truncate(start + len(tail))
+            sums.seek(0, os.SEEK_END)
+            sums.write("".join(f"{line}\n" for line in lines if line not in known).encode())
+            sums.flush()
+            os.fsync(sums.fileno())
+
+    def _write_head(self, head: Head) -> None:
+        _write_new(self.path / "HEAD.new", head.encode(), mode=0o644, replace=True)
+        (self.path / "HEAD.new").rename(self.path / "HEAD")
+        _sync_folder(self.path)
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def head(self) -> Head:
+        """The chain head as the HEAD file says.
+
+        Raises:
+            receipts.errors.ReceiptError: There is no store here, or HEAD is not a head.
+        """
+        return parse_head(_read_file(self.path / "HEAD"))
+
+    def sums(self) -> bytes:
+        """The content of SHA256SUMS."""
+        return _read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
+
+    def entries(self) -> Iterator[Entry]:
+        """Every receipt file in order of its name, read once, with its envelopes. Names that fit nothing come too."""
+        receipts, envelopes = self._names()
+        for name in receipts:
+            stem = name.removesuffix(".json")
+            signatures = tuple(_read_file(self.path / "receipts" / e) for e in envelopes.pop(stem, ()))
+            yield self._entry(name, signatures)
+        for stem, names in sorted(envelopes.items()):
+            yield Entry(name=names[0], content=b"", refused=ReceiptError(Code.FOREIGN, f"no receipt {stem}", names[0]))
+
+    def _names(self) -> tuple[list[str], dict[str, list[str]]]:
+        folder = self.path / "receipts"
+        if not folder.is_dir():
+            raise ReceiptError(Code.NOT_A_FILE, "expected a store with a receipts folder, found none", str(self.path))
+        receipts, envelopes = [], {}  # type: ignore[var-annotated]
+        for name in sorted(os.listdir(folder)):
+            match = _ENVELOPE_NAME.fullmatch(name)
+            if match:
+                envelopes.setdefault(match[1], []).append(name)
+            else:
+                receipts.append(name)
+        return receipts, envelopes
+
+    def _entry(self, name: str, envelopes: tuple[bytes, ...]) -> Entry:
+        if not _RECEIPT_NAME.fullmatch(name):
+            refused = ReceiptError(Code.BAD_NAME, "expected NNNNNNNN-kind-digest12.json", name)
+            return Entry(name=name, content=b"", refused=refused)
+        try:
+            return Entry(name=name, content=_read_file(self.path / "receipts" / name), envelopes=envelopes)
+        except ReceiptError as error:
+            return Entry(name=name, content=b"", refused=error)
+
+    def find(self, receipt_id: str) -> tuple[str, bytes]:
+        """File name and bytes of one receipt by its id or by at least 6 digits of it.
+
+        Raises:
+            receipts.errors.ReceiptError: None or more than one fits.
+        """
+        wanted = receipt_id.lower()
+        if not re.fullmatch(r"[0-9a-f]{6,64}", wanted):
+            raise ReceiptError(Code.BAD_NAME, "expected 6 to 64 hex digits of a receipt id", receipt_id[:80])
+        matches = []
+        for name in self._names()[0]:
+            match = _RECEIPT_NAME.fullmatch(name)
+            if match and (match[3].startswith(wanted) or wanted.startswith(match[3])):
+                content = _read_file(self.path / "receipts" / name)
+                if hashlib.sha256(content).hexdigest().startswith(wanted):
+                    matches.append((name, content))
+        if len(matches) != 1:
+            raise ReceiptError(Code.MISSING_PARENT, f"expected one receipt, found {len(matches)}", receipt_id)
+        return matches[0]
+
+    def sample_path(self, sha256: str) -> Path:
+        """Where a raw file with this digest is kept, whether or not it is there."""
+        return self.path / "samples" / sha256
+
+    def read_sample(self, sha256: str) -> bytes | None:
+        """Content of a raw file, None when it is not in the store. The digest is the caller's to check."""
+        if not self.sample_path(sha256).exists():
+            return None
+        return _read_file(self.sample_path(sha256), max_bytes=1 << 32)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a regular file once, through one descriptor, following no link."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ReceiptError(Code.NOT_A_FILE, f"cannot open a regular file: {error.strerror}", str(path)) from error
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise ReceiptError(Code.NOT_A_FILE, "expected a regular file", str(path))
+        if facts.st_size > max_bytes:
+            raise ReceiptError(Code.TOO_LARGE, f"expected at most {max_bytes} bytes, found {facts.st_size}", str(path))
+        return file.read(facts.st_size + 1) or b""
+
+
+def _write_new(path: Path, content: bytes, mode: int = 0o444, replace: bool = False) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link_new(source: Path, target: Path) -> None:
+    # link, not rename: it refuses to replace what is there. The same inode there means a dead writer got this far.
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        if not source.samefile(target):
+            raise ReceiptError(Code.CHAIN_DUPLICATE, "expected no file of this name", str(target)) from None
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _copy_sample(source: Path, target: Path, sha256: str, size_bytes: int) -> None:
+    """Copy while hashing: what is stored is what was hashed."""
+    digest = hashlib.sha256()
+    read_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    write_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with (
+        os.fdopen(os.open(source, read_flags), "rb") as reader,
+        os.fdopen(os.open(target, write_flags, 0o444), "wb") as writer,
+    ):
+        while chunk := reader.read(_CHUNK):
+            digest.update(chunk)
+            writer.write(chunk)
+        size = writer.tell()
+        writer.flush()
+        os.fsync(writer.fileno())
+    if digest.hexdigest() != sha256 or size != size_bytes:
+        target.unlink()
+        raise ReceiptError(
+            Code.DIGEST_MISMATCH, f"expected {size_bytes} bytes of sha256 {sha256}, found {size} of {digest.hexdigest()}",
+            source.name,
+        )
+
+
+def _require_samples(predicate: Predicate, files: Mapping[str, Path]) -> None:
+    named = {sample.name for sample in predicate.samples}
+    if named != files.keys():
+        raise ReceiptError(
+            Code.MISSING_SAMPLE, f"expected a file for each of {sorted(named)}, found {sorted(files)}", "samples"
+        )
