@@ -21,7 +21,8 @@ TEMPERATURES = (0.7, 1.0, 0.05, 3.0)
 
 
 def _normal(rng: np.random.Generator, width: int) -> Float32:
-    return (rng.standard_normal(width) * rng.choice([0.1, 1.0, 8.0])).astype(np.float32)
+    row: Float32 = (rng.standard_normal(width) * rng.choice([0.1, 1.0, 8.0])).astype(np.float32)
+    return row
 
 
 def _ties(rng: np.random.Generator, width: int) -> Float32:
@@ -64,7 +65,8 @@ def _masked(rng: np.random.Generator, width: int) -> Float32:
 
 def _geometric(rng: np.random.Generator, width: int) -> Float32:
     # neighbours differ by a factor of two at temperature 1, down to weights of one unit and of none
-    return (-np.log(2.0) * rng.permutation(width)).astype(np.float32)
+    row: Float32 = (-np.log(2.0) * rng.permutation(width)).astype(np.float32)
+    return row
 
 
 LOGIT_FAMILIES: tuple[Callable[[np.random.Generator, int], Float32], ...] = (

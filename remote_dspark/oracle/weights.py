@@ -100,6 +100,38 @@ def weights_below(
     return weights
 
 
+def weight_bounds(
+    logits: npt.NDArray[np.float32], tau: float
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The interval in which every sound implementation's weight lies, from FP64 arithmetic on the same logits.
+
+    Four FP32 roundings on the way to the exponent x (difference, temperature, reciprocal, product) move it by at most
+    ``4 * |x| * 2**-24``, and an exponential good to 2 ulp adds ``4 * 2**-24``, both relative to the weight; then
+    comes the floor.
+
+    Args:
+        logits: float32 [n], a valid row.
+        tau: Temperature, positive.
+
+    Returns:
+        Lowest and highest int64 [n].
+
+    Raises:
+        InvalidRowError: See `require_logits` and `require_temperature`.
+    """
+    require_logits(logits)
+    require_temperature(tau)
+    wide = logits.astype(np.float64)
+    with np.errstate(under="ignore"):
+        exponents = (wide - wide.max()) / tau
+        ideal = np.exp(exponents) * WEIGHT_ONE
+    # beyond -64 the weight is 0 by any arithmetic, and 0 * inf must not reach the product
+    slack = (4.0 + 4.0 * np.minimum(np.abs(exponents), 64.0)) * 2.0**-24
+    lowest = np.floor(ideal * (1.0 - slack)).astype(np.int64)
+    highest = np.minimum(np.floor(ideal * (1.0 + slack)), WEIGHT_ONE).astype(np.int64)
+    return lowest, highest
+
+
 def greedy_weights(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Weights of a row at temperature 0: the whole mass on the highest logit, ties to the lowest id.
 
