@@ -57,14 +57,18 @@ class Sequence:
         """Number of tokens in the cache."""
         return int(self._cache.get_seq_length())
 
-    def extend(self, token_ids: Ordered[int]) -> Rows:
+    def extend(self, token_ids: Ordered[int], *, with_logits: bool = True) -> Rows:
         """Run ``token_ids`` after the cached ones and keep their keys and values.
+
+        Args:
+            token_ids: n ids.
+            with_logits: False for a prefill, whose n rows of V values nobody reads: logits are then ``[0, V]``.
 
         Raises:
             ModelError: No token, an id outside the vocabulary, or more tokens than the model's context.
         """
         self._model.require_tokens(token_ids, self.length)
-        return self._model.forward(token_ids, self._cache)
+        return self._model.forward(token_ids, self._cache, with_logits=with_logits)
 
     def crop(self, length: int) -> None:
         """Forget every token after the first ``length``.
@@ -142,13 +146,14 @@ class TargetModel:
             raise ModelError(f"context: expected at most {self.max_length} tokens, found {total}; shorten the prompt")
 
     @torch.inference_mode()
-    def forward(self, token_ids: Ordered[int], cache: Any) -> Rows:
-        """One forward of n tokens; ``cache`` grows by n."""
+    def forward(self, token_ids: Ordered[int], cache: Any, *, with_logits: bool = True) -> Rows:
+        """One forward of n tokens; ``cache`` grows by n. See `Sequence.extend`."""
         inputs = torch.tensor([list(token_ids)], dtype=torch.int64, device=self._device)
         output = self._model.model(
             input_ids=inputs, use_cache=True, output_hidden_states=True, **{self._cache_argument: cache}
         )
-        logits = self._model.lm_head(output.last_hidden_state)[0].float()
+        kept = output.last_hidden_state[0] if with_logits else output.last_hidden_state[0, :0]
+        logits = self._model.lm_head(kept).float()
         # hidden_states[0] is the embedding output, hidden_states[l + 1] the output of layer l.
         picked = [output.hidden_states[layer + 1][0] for layer in self.layer_ids]
         states = torch.cat(picked, dim=-1).to(torch.bfloat16).contiguous()

@@ -1,0 +1,204 @@
+"""The target server's configuration: one TOML file into one frozen object.
+
+Rules: unknown keys and wrong types refuse, naming file, field, value and expectation; the sampled path is enabled by
+``mode`` here and nowhere else, and its default is OFF. Relative paths are relative to the file. No secrets live in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+from remote_dspark.contract import (
+    DRAFT_TEMPERATURE,
+    MAX_PRODUCTION_REQUESTS,
+    PRODUCTION_DEPTHS,
+    Q_FLOOR_FIRST,
+    Q_SEMANTICS,
+    SUPPORT_K,
+    DraftMode,
+)
+from remote_dspark.target.errors import ConfigError
+
+PPM: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class TargetConfig:
+    """Everything the server is told.
+
+    Attributes:
+        path: The file it came from.
+        sha256: Digest of that file's bytes, the server's configuration identity.
+        mode: OFF (greedy drafts) or ON (sampled drafts).
+        model: Folder of the target checkpoint.
+        tokenizer: ``tokenizer.json``.
+        model_name: What clients call the model.
+        dtype: ``float32`` or ``bfloat16``.
+        device: torch device.
+        threads: torch intra-op threads.
+        host: Listening address.
+        port: Listening port; 0 picks one, which is printed.
+        drafter_address: ``host:port`` or ``unix:/path`` of the drafter worker.
+        drafter: Folder of the drafter checkpoint: its identity and the target layers it reads; no weights are loaded.
+        depth: Draft tokens per round, fixed before anything is drawn.
+        draft_temperature_ppm: tau of sampled drafts, millionths.
+        q_semantics: Ticket allocation that HELLO asks for.
+        support: Entries of a sampled row.
+        connect_timeout_s: Bound of the first connection; without a drafter the server does not become READY.
+        step_timeout_s: Bound of one STEP; a late reply is a failed proposal.
+        max_requests: Requests served at once.
+        max_queue: Requests waiting beyond those; more are refused with 503.
+        wedge_after_s: No progress for this long with a request in flight is WEDGED.
+        drain_timeout_s: Bound of finishing requests after SIGTERM.
+    """
+
+    path: Path
+    sha256: str
+    mode: DraftMode
+    model: Path
+    tokenizer: Path
+    model_name: str
+    dtype: str
+    device: str
+    threads: int
+    host: str
+    port: int
+    drafter_address: str
+    drafter: Path
+    depth: int
+    draft_temperature_ppm: int
+    q_semantics: str
+    support: int
+    connect_timeout_s: float
+    step_timeout_s: float
+    max_requests: int
+    max_queue: int
+    wedge_after_s: float
+    drain_timeout_s: float
+
+
+def load_config(path: Path) -> TargetConfig:
+    """Read and check one configuration file.
+
+    Raises:
+        ConfigError: Unreadable, not TOML, or a field that is missing, unknown or out of range.
+    """
+    try:
+        data = path.read_bytes()
+        document = tomllib.loads(data.decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as cause:
+        raise ConfigError(f"{path}: expected a readable TOML file, found {cause}") from cause
+    return parse_config(document, path, hashlib.sha256(data).hexdigest())
+
+
+def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> TargetConfig:
+    """Check a decoded document; see `load_config`."""
+    root = _Table(path, "", document)
+    mode = root.choice("mode", [m.value for m in DraftMode], DraftMode.OFF.value)
+    model, listen, drafter = root.table("model"), root.table("listen"), root.table("drafter")
+    limits = root.table("limits", required=False)
+    folder = model.path("path")
+    config = TargetConfig(
+        path=path,
+        sha256=sha256,
+        mode=DraftMode(mode),
+        model=folder,
+        tokenizer=model.path("tokenizer", folder / "tokenizer.json"),
+        model_name=model.text("name", folder.name),
+        dtype=model.choice("dtype", ["float32", "bfloat16"], "float32"),
+        device=model.text("device", "cpu"),
+        threads=model.integer("threads", 1, low=1, high=256),
+        host=listen.text("host", "127.0.0.1"),
+        port=listen.integer("port", None, low=0, high=65535),
+        drafter_address=drafter.text("address", None),
+        drafter=drafter.path("checkpoint"),
+        depth=drafter.integer("depth", 5, low=min(PRODUCTION_DEPTHS), high=max(PRODUCTION_DEPTHS)),
+        draft_temperature_ppm=drafter.temperature_ppm("temperature", DRAFT_TEMPERATURE),
+        q_semantics=drafter.choice("q_semantics", list(Q_SEMANTICS), Q_FLOOR_FIRST),
+        support=drafter.integer("support", SUPPORT_K, low=SUPPORT_K, high=SUPPORT_K),
+        connect_timeout_s=drafter.number("connect_timeout_s", 20.0),
+        step_timeout_s=drafter.number("step_timeout_s", 5.0),
+        max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
+        max_queue=limits.integer("max_queue", 64, low=0, high=4096),
+        wedge_after_s=limits.number("wedge_after_s", 30.0),
+        drain_timeout_s=limits.number("drain_timeout_s", 30.0),
+    )
+    for table in (root, model, listen, drafter, limits):
+        table.require_all_read()
+    return config
+
+
+class _Table:
+    """One TOML table; remembers what was read, so that unknown keys can be refused."""
+
+    def __init__(self, path: Path, name: str, document: Mapping[str, Any]) -> None:
+        self._path = path
+        self._name = name
+        self._document = document
+        self._read: set[str] = set()
+
+    def _take(self, key: str, default: object) -> Any:
+        self._read.add(key)
+        found = self._document.get(key, default)
+        if found is None:
+            self._refuse(key, "a value", "nothing")
+        return found
+
+    def _refuse(self, key: str, expected: str, found: object) -> None:
+        field = f"{self._name}.{key}" if self._name else key
+        raise ConfigError(f"{self._path}: field {field}: expected {expected}, found {found!r}")
+
+    def table(self, key: str, *, required: bool = True) -> _Table:
+        found = self._take(key, None if required else {})
+        if not isinstance(found, dict):
+            self._refuse(key, "a table", found)
+        return _Table(self._path, key, found)
+
+    def text(self, key: str, default: str | None) -> str:
+        found = self._take(key, default)
+        if not isinstance(found, str) or not found:
+            self._refuse(key, "a non-empty string", found)
+        return str(found)
+
+    def path(self, key: str, default: Path | None = None) -> Path:
+        return (self._path.parent / self.text(key, None if default is None else str(default))).resolve()
+
+    def choice(self, key: str, allowed: list[str], default: str) -> str:
+        found = self._take(key, default)
+        if found not in allowed:
+            self._refuse(key, f"one of {allowed}", found)
+        return str(found)
+
+    def integer(self, key: str, default: int | None, *, low: int, high: int) -> int:
+        found = self._take(key, default)
+        if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
+            self._refuse(key, f"an integer of {low}..{high}", found)
+        return int(found)
+
+    def number(self, key: str, default: float) -> float:
+        found = self._take(key, default)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 86_400:
+            self._refuse(key, "seconds, above 0 and below a day", found)
+        return float(found)
+
+    def temperature_ppm(self, key: str, default: str) -> int:
+        """A decimal string, exact to a millionth: it is hashed into plans, so it is never a binary fraction."""
+        found = self._take(key, default)
+        try:
+            ppm = Decimal(found) * PPM if isinstance(found, str) else Decimal(-1)
+        except InvalidOperation:
+            ppm = Decimal(-1)
+        if not (ppm.is_finite() and 0 < ppm <= 10 * PPM and ppm == ppm.to_integral_value()):
+            self._refuse(key, 'a decimal string above 0, at most 10, such as "0.7"', found)
+        return int(ppm)
+
+    def require_all_read(self) -> None:
+        for key in self._document:
+            if key not in self._read:
+                self._refuse(key, f"one of {sorted(self._read)}", key)
