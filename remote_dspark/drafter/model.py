@@ -69,7 +69,7 @@ class BlockAttention(nn.Module):
         super().__init__()
         d, h, kv, hd = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
         self.head_dim = hd
-        self.is_grouped = kv != h
+        self.num_groups = h // kv
         self.q_proj = nn.Linear(d, h * hd, bias=False)
         self.k_proj = nn.Linear(d, kv * hd, bias=False)
         self.v_proj = nn.Linear(d, kv * hd, bias=False)
@@ -91,7 +91,11 @@ class BlockAttention(nn.Module):
         query = apply_rope(query, *rope)
         key, value = self.key_value(x, rope)
         key, value = torch.cat((context[0], key), dim=2), torch.cat((context[1], value), dim=2)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=self.is_grouped)
+        if mask is not None and self.num_groups > 1:
+            # fused masked attention wants as many key heads as query heads
+            key, value = key.repeat_interleave(self.num_groups, 1), value.repeat_interleave(self.num_groups, 1)
+        is_grouped = key.shape[1] != query.shape[1]
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=is_grouped)
         joined: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return joined
 
