@@ -46,7 +46,7 @@ def rehearse(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests: every step, little statistics.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """The whole campaign on this machine, with real processes and real locks. Its receipts say REHEARSED or EMULATED."""
+    """The whole campaign on this machine, with real processes and locks; receipts say REHEARSED or EMULATED."""
     from coordinator.rehearse import run_rehearsal
 
     _finish(run_rehearsal(directory.absolute(), quick=quick, json=json))

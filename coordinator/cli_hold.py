@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-hold_app = typer.Typer(no_args_is_help=True, help="One HOLD window by hand: open, status, close, recover, abort, clear.")
+hold_app = typer.Typer(
+    no_args_is_help=True, help="One HOLD window by hand: open, status, close, recover, abort, clear."
+)
 lease_app = typer.Typer(no_args_is_help=True, help="Who holds what; break a lease with a reason.")
 
 SiteOption = Annotated[Path, typer.Option("--site", help="Site file: hosts, pinned keys, production services.")]
@@ -44,11 +46,15 @@ def hold_status(site: SiteOption = _SITE, json: JsonOption = False) -> None:
 
 
 @hold_app.command("close")
-def hold_close(hold: HoldOption = None, site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False) -> None:
+def hold_close(
+    hold: HoldOption = None, site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False
+) -> None:
     """Restore to the recorded state, prove it with a real request, release."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.end_hold(site, store, verb="recover", hold_id=hold, reason="closed by hand", json=json))
+    raise typer.Exit(
+        hold_commands.end_hold(site, store, verb="recover", hold_id=hold, reason="closed by hand", json=json)
+    )
 
 
 @hold_app.command("recover")

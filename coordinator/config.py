@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.errors import UsageError
 from windows.errors import DocumentError
-from windows.plan import WindowPlan, parse_window_plan
+from windows.plan import WindowPlan, parse_plan
 from windows.site import Site, parse_site
 
 _MAX_BYTES = 1 << 20
@@ -66,7 +66,7 @@ def read_plan(path: Path) -> tuple[WindowPlan, str]:
     """The window plan and its digest."""
     source = read_toml(path)
     try:
-        return parse_window_plan(source.document, f"plan file {path}"), source.sha256
+        return parse_plan(source.document, f"plan file {path}"), source.sha256
     except DocumentError as error:
         raise _refused(error, path) from error
 

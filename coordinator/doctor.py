@@ -28,7 +28,9 @@ def run_doctor(site_path: Path, store_path: Path, *, json: bool, clock: Clock | 
     clock = clock or SystemClock()
     site, _ = read_site(site_path)
     reporter = Reporter(clock.utc, quiet=json)
-    writer = EvidenceWriter(Store(store_path), source_digests()["coordinator"], clock, site.name, site.name == "rehearsal")
+    writer = EvidenceWriter(
+        Store(store_path), source_digests()["coordinator"], clock, site.name, site.name == "rehearsal"
+    )
     started = writer.now()
     with open_sessions(site, clock) as sessions:
         checks = {session.name: host_checks(site, session, clock) for session in sessions}
@@ -40,13 +42,24 @@ def run_doctor(site_path: Path, store_path: Path, *, json: bool, clock: Clock | 
         print_json({"receipt": receipt, "checks": document, "parity": [row.model_dump() for row in parity]})
     else:
         table = [
-            (name, check.name, check.expected, check.found, mark(check.ok), HINTS.get(check.name, "") if check.ok is not True else "")
+            (
+                name,
+                check.name,
+                check.expected,
+                check.found,
+                mark(check.ok),
+                HINTS.get(check.name, "") if check.ok is not True else "",
+            )
             for name, rows in checks.items()
             for check in rows
         ]
         reporter.table("preflight", ("host", "check", "expected", "found", "ok", "hint"), table)
         if len(sessions) > 1:
-            reporter.table("parity", ("field", "expected", "found", "ok"), [(r.field, r.expected, r.found, mark(r.ok)) for r in parity])
+            reporter.table(
+                "parity",
+                ("field", "expected", "found", "ok"),
+                [(r.field, r.expected, r.found, mark(r.ok)) for r in parity],
+            )
     return int(ExitCode.ADMISSION_REFUSED if failed or any(row.ok is not True for row in parity) else ExitCode.DONE)
 
 
@@ -81,19 +94,43 @@ def host_checks(site: Site, session: HostSession, clock: Clock) -> list[bodies.C
     for device in session.spec.devices:
         if device.startswith(("GPU-", "MIG-")):
             rows.append(_check("device", device, device if device in uuids else "not present", device in uuids))
-    foreign = [f"{p['name']} (pid {p['pid']})" for p in facts.get("gpu_processes", ()) if p.get("uuid") in session.spec.devices]
+    foreign = [
+        f"{p['name']} (pid {p['pid']})" for p in facts.get("gpu_processes", ()) if p.get("uuid") in session.spec.devices
+    ]
     rows.append(_check("foreign process", "only production", ", ".join(foreign) or "none", None if foreign else True))
     free = int(facts.get("disk_free_bytes") or 0)
-    rows.append(_check("disk", f"at least {site.disk_reserve_bytes} bytes", f"{free} bytes", free >= site.disk_reserve_bytes))
+    rows.append(
+        _check("disk", f"at least {site.disk_reserve_bytes} bytes", f"{free} bytes", free >= site.disk_reserve_bytes)
+    )
     needs_linger = facts.get("systemd") == "user"
-    rows.append(_check("linger", "enabled for an ordinary user", str(facts.get("linger")), bool(facts.get("linger")) or not needs_linger))
-    rows.append(_check("RemoveIPC", "no, or linger", str(facts.get("remove_ipc")), facts.get("remove_ipc") != "yes" or bool(facts.get("linger"))))
+    rows.append(
+        _check(
+            "linger",
+            "enabled for an ordinary user",
+            str(facts.get("linger")),
+            bool(facts.get("linger")) or not needs_linger,
+        )
+    )
+    rows.append(
+        _check(
+            "RemoveIPC",
+            "no, or linger",
+            str(facts.get("remove_ipc")),
+            facts.get("remove_ipc") != "yes" or bool(facts.get("linger")),
+        )
+    )
     offset_ms = clock_offset_ms(str(facts.get("utc", "")), clock.utc())
     limit = site.clock_offset_limit_ms
     # The reading includes the round trip, so only a large one means anything.
-    rows.append(_check("clock offset", f"within {limit} ms plus the round trip", f"{offset_ms} ms", abs(offset_ms) <= limit + 5000))
+    rows.append(
+        _check(
+            "clock offset", f"within {limit} ms plus the round trip", f"{offset_ms} ms", abs(offset_ms) <= limit + 5000
+        )
+    )
     leftovers = [str(item["name"]) for item in facts.get("shm_leftovers", ())]
-    rows.append(_check("shm leftovers", "none of our user's", ", ".join(leftovers[:5]) or "none", None if leftovers else True))
+    rows.append(
+        _check("shm leftovers", "none of our user's", ", ".join(leftovers[:5]) or "none", None if leftovers else True)
+    )
     return rows
 
 
@@ -127,11 +164,22 @@ def write_facts_receipt(
     from coordinator.evidence import Clockings
 
     assert isinstance(started, Clockings)
-    bad = [f"{name}: {check.name}: {check.found}" for name, rows in checks.items() for check in rows if check.ok is False]
-    unknown = [f"{name}: {check.name}: {check.found}" for name, rows in checks.items() for check in rows if check.ok is None]
+    bad = [
+        f"{name}: {check.name}: {check.found}" for name, rows in checks.items() for check in rows if check.ok is False
+    ]
+    unknown = [
+        f"{name}: {check.name}: {check.found}" for name, rows in checks.items() for check in rows if check.ok is None
+    ]
     result = verdict(Outcome.FAIL, *bad) if bad else verdict(Outcome.UNKNOWN, *unknown) if unknown else PASS
-    flat = tuple(check.model_copy(update={"name": f"{name}: {check.name}"}) for name, rows in checks.items() for check in rows)
-    values = {f"{s.name}.{key}": int(s.facts[key]) for s in sessions for key in ("memory_total", "memory_available", "disk_free_bytes") if s.facts.get(key)}
+    flat = tuple(
+        check.model_copy(update={"name": f"{name}: {check.name}"}) for name, rows in checks.items() for check in rows
+    )
+    values = {
+        f"{s.name}.{key}": int(s.facts[key])
+        for s in sessions
+        for key in ("memory_total", "memory_available", "disk_free_bytes")
+        if s.facts.get(key)
+    }
     return writer.write(
         Kind.HOST_FACTS,
         bodies.HostFactsBody(checks=flat, parity=tuple(parity), values=values),

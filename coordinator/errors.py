@@ -1,17 +1,17 @@
 """Errors of the control side. Each carries the exit code that says what state the hardware is in.
 
-    CoordinatorError
-    ├── UsageError               2   the command line or a file it names is wrong
-    ├── AdmissionRefused        10   refused before any host was changed
-    ├── HardwareHeld            11   somebody else holds the hardware
-    ├── HostUnreachable         20   nothing was changed there by this command
-    │   ├── HostKeyMismatch     21
-    │   └── HostTimedOut        22
-    ├── GateFailed              30   a gate failed; production is restored and checked
-    ├── OwnershipLost           40   our lease is gone; we stopped touching hosts
-    ├── NotRestored             50   production is not proven restored; a person must look
-    ├── LinkLost                51   link lost inside a hold; the host restores by itself
-    └── Interrupted            130   a person interrupted; production is restored
+CoordinatorError
+├── UsageError               2   the command line or a file it names is wrong
+├── AdmissionRefused        10   refused before any host was changed
+├── HardwareHeld            11   somebody else holds the hardware
+├── HostUnreachable         20   nothing was changed there by this command
+│   ├── HostKeyMismatch     21
+│   └── HostTimedOut        22
+├── GateFailed              30   a gate failed; production is restored and checked
+├── OwnershipLost           40   our lease is gone; we stopped touching hosts
+├── NotRestored             50   production is not proven restored; a person must look
+├── LinkLost                51   link lost inside a hold; the host restores by itself
+└── Interrupted            130   a person interrupted; production is restored
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class EvidenceWriter:
         argv: Sequence[str] | None = None,
     ) -> ReceiptId:
         """Build, append, remember; returns the id that children name as a parent."""
-        predicate = PREDICATES[(kind, 1)](
+        model: Any = PREDICATES[(kind, 1)]
+        predicate = model(
             tool=Tool(name="coordinator", version=__version__, source_sha256=self.source_sha256),
             plan_sha256=self.plan_sha256,
             position=position or Position(window=None),

@@ -147,9 +147,13 @@ class GuardClient:
             value: Json = reply["result"]
             return value
         error = reply.get("error") or {}
-        texts = [str(error.get(name, "")) for name in ("code", "message", "expected", "found", "next")]
+        code, message, expected, found, following = (
+            str(error.get(name, "")) for name in ("code", "message", "expected", "found", "next")
+        )
         details = error.get("details")
-        raise GuardRefusal(self.host.name, *texts, details if isinstance(details, dict) else None)
+        raise GuardRefusal(
+            self.host.name, code, message, expected, found, following, details if isinstance(details, dict) else None
+        )
 
     def _lost(self, verb: str, result: CommandResult) -> CoordinatorError:
         kind: type[CoordinatorError] = LinkLost

@@ -43,9 +43,14 @@ class Heartbeat:
         self._wake.set()
         self._thread.join()
 
-    def beat_now(self) -> None:
-        """Ask for a beat at once, because the running step changed."""
-        self._wake.set()
+    def set_step_bound(self, bound_s: int | None) -> None:
+        """The running step changed: tell the guards at once, before it begins.
+
+        Synchronous, because a guard that does not know the bound yet could take the step's silence for our death.
+        """
+        self.step_bound_s = bound_s
+        for session in self._sessions:
+            self._beat(session)
 
     def check(self) -> None:
         """Raise what was lost, if anything was.
@@ -75,7 +80,10 @@ class Heartbeat:
     def _beat(self, session: HostSession) -> None:
         try:
             result = session.guard.call(
-                "heartbeat", {"step_bound_s": self.step_bound_s}, timeout_s=max(self._orphan_after_s / 4, 2.0), attempts=1
+                "heartbeat",
+                {"step_bound_s": self.step_bound_s},
+                timeout_s=max(self._orphan_after_s / 4, 2.0),
+                attempts=1,
             )
         except GuardRefusal as refusal:
             self._loss = OwnershipLost(

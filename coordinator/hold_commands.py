@@ -38,7 +38,9 @@ def show_status(site_path: Path, *, json: bool, clock: Clock | None = None) -> i
     else:
         reporter = Reporter(clock.utc)
         reporter.table(f"site {site.name}", ("host", "what", "value"), status_rows(statuses))
-    return int(ExitCode.NOT_RESTORED if any(status["in_debt"] and not status["hold"] for status in statuses.values()) else 0)
+    return int(
+        ExitCode.NOT_RESTORED if any(status["in_debt"] and not status["hold"] for status in statuses.values()) else 0
+    )
 
 
 def status_rows(statuses: dict[str, Json]) -> list[tuple[str, str, str]]:
@@ -65,7 +67,14 @@ def status_rows(statuses: dict[str, Json]) -> list[tuple[str, str, str]]:
 
 
 def end_hold(
-    site_path: Path, store_path: Path, *, verb: str, hold_id: str | None, reason: str, json: bool, clock: Clock | None = None
+    site_path: Path,
+    store_path: Path,
+    *,
+    verb: str,
+    hold_id: str | None,
+    reason: str,
+    json: bool,
+    clock: Clock | None = None,
 ) -> int:
     """Recover, abort, clear or break exactly one hold on every host of the site that knows it."""
     clock = clock or SystemClock()
@@ -79,7 +88,9 @@ def end_hold(
         knowing = [s for s, status in zip(sessions, statuses, strict=True) if hold in known_holds(status)]
         if not knowing:
             raise UsageError(f"no host knows hold {hold}", next_step=f"`coordinator hold status --site {site_path}`")
-        reporter.step(f"{verb} hold {hold} on {', '.join(s.name for s in knowing)}: restores production to its recorded state")
+        reporter.step(
+            f"{verb} hold {hold} on {', '.join(s.name for s in knowing)}: restores production to its recorded state"
+        )
         outcomes = in_parallel(knowing, lambda session: _end_one(session, verb, hold, reason))
         code = combine([outcome[1] for outcome in outcomes])
         documents = {session.name: outcome[0] for session, outcome in zip(knowing, outcomes, strict=True)}
@@ -87,7 +98,15 @@ def end_hold(
     if json:
         print_json({"hold_id": hold, "verb": verb, "exit_code": int(code), "hosts": documents})
     else:
-        rows = [(name, str(doc.get("outcome", doc.get("state", ""))), "yes" if doc.get("proven") else "no", str(doc.get("by", ""))) for name, doc in documents.items()]
+        rows = [
+            (
+                name,
+                str(doc.get("outcome", doc.get("state", ""))),
+                "yes" if doc.get("proven") else "no",
+                str(doc.get("by", "")),
+            )
+            for name, doc in documents.items()
+        ]
         reporter.table(f"{verb} {hold}", ("host", "outcome", "production proven", "by"), rows)
     return int(code)
 
@@ -98,7 +117,12 @@ def _end_one(session: HostSession, verb: str, hold: str, reason: str) -> tuple[J
         outcome = session.guard.call(verb, args, with_claim=False, timeout_s=900)
     except GuardRefusal as refusal:
         error = as_coordinator_error(refusal)
-        return {**refusal.details, "proven": False, "refused": refusal.code, "message": refusal.message}, error.exit_code
+        return {
+            **refusal.details,
+            "proven": False,
+            "refused": refusal.code,
+            "message": refusal.message,
+        }, error.exit_code
     except CoordinatorError as error:
         return {"proven": False, "refused": type(error).__name__, "message": error.message}, error.exit_code
     proven = verb in ("clear", "break") or outcome.get("proven") is True
@@ -122,7 +146,11 @@ def the_only_hold(statuses: dict[str, Json], verb: str) -> str:
         if len(found) == 1:
             return found.pop()
         if found:
-            raise UsageError(f"several holds could be meant by `{verb}`", found=", ".join(sorted(found)), next_step="name one with --hold")
+            raise UsageError(
+                f"several holds could be meant by `{verb}`",
+                found=", ".join(sorted(found)),
+                next_step="name one with --hold",
+            )
     raise UsageError(f"no hold to {verb}: every host is free", next_step="nothing to do")
 
 
@@ -159,7 +187,11 @@ def _receipt(
             journal_found=False,
             hosts=tuple(_held_host(name, document) for name, document in documents.items()),
             operations=tuple(
-                bodies.GuardOperation(operation_id=f"{verb}-{name}", host=name, outcome=str(document.get("outcome") or document.get("refused") or ""))
+                bodies.GuardOperation(
+                    operation_id=f"{verb}-{name}",
+                    host=name,
+                    outcome=str(document.get("outcome") or document.get("refused") or ""),
+                )
                 for name, document in documents.items()
             ),
             reason=reason,
@@ -174,14 +206,28 @@ def _receipt(
         return
     writer.write(
         Kind.ATTEMPT,
-        bodies.AttemptBody(command=verb, stage="hold", exit_code=int(code), error_code="none" if restored else "refused", message=f"{verb} {hold}", reason=reason),
+        bodies.AttemptBody(
+            command=verb,
+            stage="hold",
+            exit_code=int(code),
+            error_code="none" if restored else "refused",
+            message=f"{verb} {hold}",
+            reason=reason,
+        ),
         scope=f"that a person ended the claim of hold {hold} by `{verb}`, and why",
         not_claimed=("that production is in its recorded state",),
         **shared,
     )
 
 
-_RESTORED_BY = {"close": "close", "recover": "recover", "abort": "abort", "dead-man": "dead-man", "boot": "boot", "person": "person"}
+_RESTORED_BY = {
+    "close": "close",
+    "recover": "recover",
+    "abort": "abort",
+    "dead-man": "dead-man",
+    "boot": "boot",
+    "person": "person",
+}
 
 
 def _held_host(name: str, document: Json) -> bodies.HeldHost:

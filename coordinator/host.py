@@ -1,7 +1,7 @@
 """The one interface to a host: run a short command, move files by digest, read a file.
 
-Implemented by ``local.LocalHost`` and ``ssh.SshHost``; one contract suite runs against both. A command here is short and
-bounded: everything long runs under the host's guard, so a lost link never decides an outcome. An effect returns a
+Implemented by ``local.LocalHost`` and ``ssh.SshHost``; one contract suite runs against both. A command here is short
+and bounded: everything long runs under the host's guard, so a lost link never decides an outcome. An effect returns a
 record, never a bool.
 """
 
@@ -52,7 +52,9 @@ class Host(Protocol):
     def name(self) -> str:
         """The site file's name of the host."""
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20) -> CommandResult:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20
+    ) -> CommandResult:
         """Run one bounded command; its argv is never parsed by a shell."""
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644) -> str:

@@ -22,7 +22,9 @@ def package_root(package: str) -> Path:
 
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
-        raise UsageError(f"package {package} is not installed", next_step="install both wheels, or run from the checkout")
+        raise UsageError(
+            f"package {package} is not installed", next_step="install both wheels, or run from the checkout"
+        )
     return Path(next(iter(spec.submodule_search_locations)))
 
 

@@ -34,7 +34,9 @@ class LocalHost:
         """The site file's name of the host."""
         return self._name
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20) -> CommandResult:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20
+    ) -> CommandResult:
         """Run one command in its own session; kill the whole session at the deadline."""
         start = self._clock.monotonic_ns()
         try:
@@ -48,7 +50,9 @@ class LocalHost:
             )
         except OSError as error:
             return CommandResult(Outcome.NOT_STARTED, None, b"", str(error).encode(), False, 0)
-        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         drains = [_Drain(process.stdout, cap_bytes), _Drain(process.stderr, cap_bytes)]
         feeder = threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True)
         feeder.start()

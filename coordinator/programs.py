@@ -86,7 +86,9 @@ class ProgramRunner:
     clock: Clock
     values: Mapping[str, str | int]
 
-    def start(self, session: HostSession, command: Command, name: str, values: Mapping[str, str | int], timeout_s: int) -> str:
+    def start(
+        self, session: HostSession, command: Command, name: str, values: Mapping[str, str | int], timeout_s: int
+    ) -> str:
         """Start one owned program; returns the guard's run id."""
         output_dir = f"{session.spec.work_dir}/holds/{self.window.hold_id}/{name}"
         filled = {**self.values, **host_values(session), **values, "output_dir": output_dir}
@@ -152,7 +154,9 @@ class ProgramRunner:
             samples[sample.name] = (sample, path)
         return ProgramRecord(session.name, end, document, hashlib.sha256(data).hexdigest(), samples)
 
-    def boot(self, session: HostSession, service: ArmService, name: str, values: Mapping[str, str | int], life_s: int) -> str:
+    def boot(
+        self, session: HostSession, service: ArmService, name: str, values: Mapping[str, str | int], life_s: int
+    ) -> str:
         """Boot one service of an arm as an owned run; readiness is the arm program's to wait for."""
         return self.start(session, service, name, values, life_s)
 

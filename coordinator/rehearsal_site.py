@@ -60,7 +60,9 @@ def free_ports(count: int) -> list[int]:
             sock.close()
 
 
-def write_server_files(layout: Layout, *, prefix: str, mode: DraftMode, ports: tuple[int, int, int]) -> tuple[Path, Path]:
+def write_server_files(
+    layout: Layout, *, prefix: str, mode: DraftMode, ports: tuple[int, int, int]
+) -> tuple[Path, Path]:
     """Write the configuration of one drafter and one target server.
 
     Args:
@@ -82,7 +84,12 @@ def write_server_files(layout: Layout, *, prefix: str, mode: DraftMode, ports: t
     }
     target: dict[str, Any] = {
         "mode": mode.value,
-        "model": {"path": str(layout.tiny / "target"), "tokenizer": str(layout.tiny / "tokenizer.json"), "name": "tiny", "threads": 1},
+        "model": {
+            "path": str(layout.tiny / "target"),
+            "tokenizer": str(layout.tiny / "tokenizer.json"),
+            "name": "tiny",
+            "threads": 1,
+        },
         "listen": {"host": "127.0.0.1", "port": http},
         "drafter": {"address": f"127.0.0.1:{wire}", "checkpoint": str(layout.tiny / "drafter"), "depth": 5},
     }
@@ -97,7 +104,15 @@ def site_document(layout: Layout, drafter: Path, target: Path, ports: tuple[int,
     """The site: one local host whose production is the pair in OFF mode."""
     wire, health, http = ports
     env = program_environment(layout)
-    common = {"kind": "process", "cwd": str(layout.work_dir), "env": env, "drain_s": 10, "stop_s": 20, "start_s": 90, "watch_s": 1}
+    common = {
+        "kind": "process",
+        "cwd": str(layout.work_dir),
+        "env": env,
+        "drain_s": 10,
+        "stop_s": 20,
+        "start_s": 90,
+        "watch_s": 1,
+    }
     return {
         "schema": "coordinator/site/v1",
         "name": "rehearsal",
@@ -118,7 +133,11 @@ def site_document(layout: Layout, drafter: Path, target: Path, ports: tuple[int,
                         "log": str(layout.root / "logs" / "production-drafter.log"),
                         "ports": [wire, health],
                         "stop_order": 2,
-                        "probe": {"url": f"http://127.0.0.1:{health}/health", "timeout_s": 60, "expect_contains": "ready"},
+                        "probe": {
+                            "url": f"http://127.0.0.1:{health}/health",
+                            "timeout_s": 60,
+                            "expect_contains": "ready",
+                        },
                     },
                     {
                         **common,
@@ -160,7 +179,9 @@ def opening_bounds() -> dict[str, int]:
     return {"preflight": 30, "lease": 20, "snapshot": 20, "arm-dead-man": 30, "stop": 60}
 
 
-def campaign_document(layout: Layout, arms: Mapping[str, tuple[Path, Path]], http_port: int, *, quick: bool) -> dict[str, Any]:
+def campaign_document(
+    layout: Layout, arms: Mapping[str, tuple[Path, Path]], http_port: int, *, quick: bool
+) -> dict[str, Any]:
     """The campaign's plan: A1, B1, then B2, A2; the arms differ in two configuration files, one switch apart.
 
     Args:
@@ -184,8 +205,20 @@ def campaign_document(layout: Layout, arms: Mapping[str, tuple[Path, Path]], htt
             "B": {"mode": DraftMode.ON.value, "settings": arm_settings(arms["B"])},
         },
         "services": [
-            {"name": "drafter", "role": "drafter", "argv": [*base, "remote_dspark.serve", "--config", "{drafter_config}"], "env": env, "boot_order": 1},
-            {"name": "target", "role": "target", "argv": [*base, "remote_dspark.target", "--config", "{target_config}"], "env": env, "boot_order": 2},
+            {
+                "name": "drafter",
+                "role": "drafter",
+                "argv": [*base, "remote_dspark.serve", "--config", "{drafter_config}"],
+                "env": env,
+                "boot_order": 1,
+            },
+            {
+                "name": "target",
+                "role": "target",
+                "argv": [*base, "remote_dspark.target", "--config", "{target_config}"],
+                "env": env,
+                "boot_order": 2,
+            },
         ],
         "pair_qualify": {
             "role": "drafter",

@@ -63,7 +63,10 @@ def connect(spec: HostSpec, clock: Clock) -> Host:
     # Only a site with SSH hosts pays for paramiko.
     from coordinator.ssh import SshHost, SshTarget
 
-    assert spec.address and spec.user and spec.host_key and spec.identity_file
+    assert spec.address is not None
+    assert spec.user is not None
+    assert spec.host_key is not None
+    assert spec.identity_file is not None
     target = SshTarget(
         name=spec.name,
         address=spec.address,

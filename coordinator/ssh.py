@@ -70,7 +70,9 @@ class SshHost:
         """The site file's name of the host."""
         return self._target.name
 
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20) -> CommandResult:
+    def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20
+    ) -> CommandResult:
         """Run one bounded command. The login shell sees one quoted line and nothing from a configuration file."""
         start = self._clock.monotonic_ns()
         deadline = start + int(timeout_s * 1e9)
@@ -119,7 +121,9 @@ class SshHost:
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """Read a small file."""
-        result = self.run(["/usr/bin/head", "-c", str(max_bytes + 1), "--", path], timeout_s=30, cap_bytes=max_bytes + 1)
+        result = self.run(
+            ["/usr/bin/head", "-c", str(max_bytes + 1), "--", path], timeout_s=30, cap_bytes=max_bytes + 1
+        )
         if result.outcome is not Outcome.EXITED or result.code != 0:
             raise HostUnreachable(
                 f"cannot read {path}", where=self.name, found=result.stderr[-200:].decode("utf-8", "replace")
@@ -187,7 +191,9 @@ class SshHost:
         except (paramiko.SSHException, OSError, EOFError, ValueError) as error:
             transport.close()
             if "key" in str(error).lower() and "host" in str(error).lower():
-                raise HostKeyMismatch(f"no host key of the pinned type {target.key_type}: {error}", where=where) from error
+                raise HostKeyMismatch(
+                    f"no host key of the pinned type {target.key_type}: {error}", where=where
+                ) from error
             raise HostUnreachable(f"SSH refused: {type(error).__name__}: {error}", where=where) from error
         return transport
 
@@ -224,7 +230,7 @@ class SshHost:
                     channel.shutdown_write()
                 for buffer, chunk in self._chunks(channel, out, err):
                     room = cap - len(buffer)
-                    buffer += chunk[:room]
+                    buffer.extend(chunk[:room])
                     cut |= len(chunk) > room
                     progress = True
                 now = self._clock.monotonic_ns()

@@ -110,4 +110,4 @@ def check_interpreter(host: Host, python: str, modules: list[str], package_path:
             next_step="install remote-dspark[target] for that interpreter, or name another one in the site file",
         )
     pairs = (line.split(" ", 1) for line in result.stdout.decode().splitlines())
-    return {name: version for name, version in pairs}
+    return dict((name, version) for name, version in pairs)

@@ -1,29 +1,67 @@
-"""Drives one HOLD over its hosts: lease, snapshot, dead-man, stop; then restore and close.
+"""Drives one HOLD over its hosts: lease, snapshot, dead-man, stop; then restore and release.
 
-Rules: every remote action is journalled before and after, under one operation id; hosts act in parallel under one
-deadline; leases are taken in one fixed order, all or nothing; whatever goes wrong after the first stop leads to restore;
-only the guards' proof closes the hold. What this file knows of production it got from the guards.
+Rules: every remote action is journalled before and after, under one operation id, and the hold machine refuses what the
+tables do not allow; hosts act in parallel under one deadline; leases are taken in one fixed order, all or nothing;
+whatever goes wrong after the first lease leads back to production; only the guards' proof closes the hold.
 """
 
 from __future__ import annotations
 
+import getpass
 import secrets
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
 
 from coordinator.clock import Clock
-from coordinator.errors import CoordinatorError, LinkLost, NotRestored, OwnershipLost
+from coordinator.errors import (
+    AdmissionRefused,
+    CoordinatorError,
+    GateFailed,
+    HardwareHeld,
+    HostUnreachable,
+    Interrupted,
+    LinkLost,
+    NotRestored,
+    OwnershipLost,
+)
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.heartbeat import Heartbeat
 from coordinator.journal import Journal
 from coordinator.render import Reporter
-from coordinator.session import HostSession, in_parallel, new_operation_id
+from coordinator.session import HostSession, in_parallel
 from windows.compiled import CompiledPlan
-from windows.hold import HoldEvent, HoldMachine, HoldState
+from windows.exit_codes import ExitCode
+from windows.hold import exit_code
+from windows.hold_table import GONE, TOUCHED, Action, HoldEvent, Moment, Phase
 from windows.plan import StepKind
 
-RestoredBy = Literal["close", "recover", "abort", "dead-man", "boot", "person", "none"]
+_ACTIONS = {
+    "acquire": Action.LEASE,
+    "confirm": Action.READ,
+    "witness": Action.READ,
+    "snapshot": Action.SNAPSHOT,
+    "arm": Action.ARM,
+    "stop": Action.STOP,
+    "run": Action.RUN,
+    "end-run": Action.RUN,
+    "restore": Action.RESTORE,
+    "close": Action.RELEASE,
+}
+"""Guard verb to the action of the hold machine. ``confirm`` and ``witness`` change no production."""
+
+_CAUSES: tuple[tuple[type[BaseException], HoldEvent], ...] = (
+    (HardwareHeld, HoldEvent.HELD_BY_OTHER),
+    (HostUnreachable, HoldEvent.UNREACHABLE),
+    (AdmissionRefused, HoldEvent.REFUSED),
+    (GateFailed, HoldEvent.GATE_FAILED),
+    (Interrupted, HoldEvent.INTERRUPTED),
+    (KeyboardInterrupt, HoldEvent.INTERRUPTED),
+    (LinkLost, HoldEvent.LINK_LOST),
+    (OwnershipLost, HoldEvent.OWNERSHIP_LOST),
+)
 
 
 @dataclass
@@ -31,42 +69,33 @@ class HostRecord:
     """What one host reported during the hold; becomes its part of the hold receipt."""
 
     epoch: int = 0
-    snapshot: Json = field(default_factory=dict)
     snapshot_sha256: str | None = None
     stop_rows: list[Json] = field(default_factory=list)
     restore_rows: list[Json] = field(default_factory=list)
-    probes: list[Json] = field(default_factory=list)
-    stop_ns: int = 0
-    restore_ns: int = 0
     service_ns: int = 0
-    is_stopped: bool = False
-    is_restored: bool = False
-    in_debt: bool = False
-    restored_by: RestoredBy = "none"
+    restored_by: Literal["close", "none"] = "none"
     witness_open: Json = field(default_factory=dict)
     witness_close: Json = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class StateChange:
-    """The hold entered a state, so long after it was opened."""
+    """The hold entered a phase, so long after it was opened."""
 
     state: str
     monotonic_ns: int
-    host: str | None = None
-    reason: str = ""
+    reason: str
 
 
 class Window:
-    """One hold. Use: ``open``, any number of steps, ``restore``, ``close``; ``restore`` after any error past ``open``.
+    """One hold. Use: ``open``, then programs, then ``finish`` with the error that ended it, or None; always ``finish``.
 
     Args:
         compiled: The frozen plan.
         number: Which hold of it.
         sessions: Connected hosts, programs staged.
-        journal: Where every action is written first.
-        owner: Who holds, for a person at 3 a.m.
-        reason: Why, likewise.
+        journals: Folder that gets this hold's journal.
+        reason: Why, for a person at 3 a.m.
     """
 
     def __init__(
@@ -74,58 +103,63 @@ class Window:
         compiled: CompiledPlan,
         number: int,
         sessions: Sequence[HostSession],
-        journal: Journal,
+        journals: Path,
         *,
         clock: Clock,
         reporter: Reporter,
-        owner: str,
         reason: str,
     ) -> None:
         self.compiled = compiled
         self.number = number
         order = compiled.lease_order()
         self.sessions = sorted(sessions, key=lambda session: order.index(session.name))
-        self.hold_id = f"{compiled.plan.name}-{number}-{secrets.token_hex(6)}"
+        self.hold_id = f"{compiled.plan.name.replace('.', '-').replace('_', '-')[:40]}-{number}-{secrets.token_hex(6)}"
         self.records = {session.name: HostRecord() for session in sessions}
         self.timeline: list[StateChange] = []
-        self.machine = HoldMachine()
-        self.overhead_ns = 0
         self.step_ns: dict[StepKind, int] = {}
-        self._journal = journal
         self._clock = clock
         self._reporter = reporter
-        self._owner = owner
         self._reason = reason
         self._opened_ns = clock.monotonic_ns()
         self._heartbeat: Heartbeat | None = None
+        self.journal = Journal(
+            journals / f"{self.hold_id}.jsonl",
+            clock,
+            hold_id=self.hold_id,
+            hold_number=number,
+            plan_sha256=compiled.sha256,
+            hosts=tuple(session.name for session in self.sessions),
+        )
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """What the state of the hold means to the caller of the command."""
+        return exit_code(self.journal.state)
 
     # -- opening -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Lease to proven stop.
+        """Lease to proven stop. After an error ``finish`` releases or restores whatever was reached.
 
         Raises:
-            CoordinatorError: Nothing was stopped (everything is released again), or the stop is not proven and the
-                caller must ``restore``.
+            CoordinatorError: What refused or failed.
         """
-        self._journal.write({"type": "hold", "hold_id": self.hold_id, "number": self.number, "plan": self.compiled.sha256})
-        self._enter(HoldEvent.ADMIT)
-        try:
-            self._timed(StepKind.LEASE, self._lease)
-            self._timed(StepKind.SNAPSHOT, self._snapshot)
-            self._timed(StepKind.ARM_DEAD_MAN, self._arm_dead_man)
-        except BaseException:
-            self._release_untouched()
-            raise
+        self.note(HoldEvent.ADMITTED)
+        self._timed(StepKind.LEASE, self._lease)
+        self.note(HoldEvent.ALL_LEASED)
+        self._timed(StepKind.SNAPSHOT, self._snapshot)
+        self.note(HoldEvent.ALL_SNAPSHOT)
+        # Every dead-man is armed before any host stops anything (DECISIONS 33).
+        self._timed(StepKind.ARM_DEAD_MAN, lambda: self._on_all("arm"))
         self._timed(StepKind.STOP, self._stop)
+        self.note(HoldEvent.ALL_HELD)
 
     def _lease(self) -> None:
         for session in self.sessions:
             result = self.act(session, "acquire", self._acquire_args(session), with_claim=False)
             session.guard.claim = result["claim"]
             self.records[session.name].epoch = int(result["claim"]["epoch"])
-        in_parallel(self.sessions, lambda session: self.act(session, "confirm"))
-        self._enter(HoldEvent.LEASED)
+        self._on_all("confirm")
         self._heartbeat = Heartbeat(self.sessions, self.compiled.plan.orphan_after_s, self._clock)
         self._heartbeat.start()
 
@@ -133,7 +167,7 @@ class Window:
         plan = self.compiled.plan
         return {
             "hold_id": self.hold_id,
-            "owner": self._owner,
+            "owner": f"{getpass.getuser()}@{socket.gethostname()}",
             "reason": self._reason,
             "plan_sha256": self.compiled.sha256,
             "devices": list(session.spec.devices),
@@ -147,82 +181,71 @@ class Window:
 
     def _snapshot(self) -> None:
         def one(session: HostSession) -> None:
-            result = self.act(session, "snapshot")
-            record = self.records[session.name]
-            record.snapshot, record.snapshot_sha256 = result["snapshot"], result["sha256"]
+            self.records[session.name].snapshot_sha256 = self.act(session, "snapshot")["sha256"]
 
         in_parallel(self.sessions, one)
-        self._enter(HoldEvent.SNAPSHOT_TAKEN)
-
-    def _arm_dead_man(self) -> None:
-        # Every dead-man is armed before any host stops anything (DECISIONS 33).
-        in_parallel(self.sessions, lambda session: self.act(session, "arm"))
-        self._enter(HoldEvent.DEAD_MEN_ARMED)
 
     def _stop(self) -> None:
         bound = self.compiled.plan.step_bounds_s[StepKind.STOP]
 
         def one(session: HostSession) -> None:
             record = self.records[session.name]
-            record.is_stopped = True
             try:
                 result = self.act(session, "stop", timeout_s=bound + 30)
             except GuardRefusal as refusal:
                 record.stop_rows = list(refusal.details.get("rows", ()))
                 raise
-            record.stop_rows, record.stop_ns = list(result["rows"]), int(result["elapsed_ns"])
+            record.stop_rows = list(result["rows"])
             record.service_ns += int(result["service_ns"])
 
+        self.step_bound(bound)
         in_parallel(self.sessions, one)
-        self._enter(HoldEvent.STOP_PROVEN)
-
-    def _release_untouched(self) -> None:
-        """Give back what was leased before anything was stopped; errors here must not hide the first one."""
-        self._stop_heartbeat()
-        for session in reversed(self.sessions):
-            if session.guard.claim is None:
-                continue
-            try:
-                self.act(session, "close")
-            except (CoordinatorError, GuardRefusal) as error:
-                # The provisional lease, or the dead-man, ends it without us.
-                self._reporter.step(f"could not release: {error}", host=session.name)
-            session.guard.claim = None
+        self.step_bound(None)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
     def act(
-        self, session: HostSession, verb: str, args: Json | None = None, *, with_claim: bool = True, timeout_s: float = 60.0
+        self,
+        session: HostSession,
+        verb: str,
+        args: Json | None = None,
+        *,
+        with_claim: bool = True,
+        timeout_s: float = 60.0,
     ) -> Json:
-        """One journalled guard call under a fresh operation id.
+        """One journalled guard call.
 
         Raises:
-            GuardRefusal: The guard's refusal; journalled.
-            CoordinatorError: The outcome is unknown here; journalled as such.
+            GuardRefusal: The guard's refusal; journalled as failed.
+            CoordinatorError: The outcome is unknown here; journalled as unknown.
         """
-        op = new_operation_id()
-        self._journal.write({"type": "intent", "op": op, "host": session.name, "verb": verb, "hold_id": self.hold_id})
+        op = self.journal.intent(session.name, _ACTIONS[verb], verb)
         try:
             result = session.guard.call(verb, args, op=op, with_claim=with_claim, timeout_s=timeout_s)
         except GuardRefusal as refusal:
-            self._journal.write({"type": "outcome", "op": op, "ok": False, "code": refusal.code})
+            self.journal.outcome(op, Moment.FAILED, detail=f"{refusal.code}: {refusal.message}")
             raise
         except CoordinatorError as error:
-            self._journal.write({"type": "outcome", "op": op, "ok": None, "code": type(error).__name__})
+            self.journal.outcome(op, Moment.UNKNOWN, detail=error.message)
             raise
-        self._journal.write({"type": "outcome", "op": op, "ok": True})
+        done = verb != "restore" or result["proven"] is True
+        epoch = int(result["claim"]["epoch"]) if verb == "acquire" else None
+        self.journal.outcome(op, Moment.DONE if done else Moment.FAILED, epoch=epoch)
         return result
 
-    def enter(self, event: HoldEvent, reason: str = "") -> None:
-        """Advance the hold machine; refuses an event the current state does not allow."""
-        self._enter(event, reason)
+    def note(self, event: HoldEvent, reason: str = "", arm: str | None = None) -> None:
+        """Record an event; the hold machine refuses one that does not fit."""
+        before = self.journal.state.phase
+        state = self.journal.note(event, reason, arm)
+        if state.phase is not before or reason:
+            self.timeline.append(StateChange(state.phase.value, self._clock.monotonic_ns() - self._opened_ns, reason))
 
     def check_ownership(self) -> None:
         """A safe point.
 
         Raises:
             OwnershipLost: A guard no longer accepts our claim, or a foreign process took a device.
-            LinkLost: Heartbeats have failed for longer than the hosts wait for us.
+            LinkLost: A host has not answered for longer than it waits for us.
         """
         if self._heartbeat is not None:
             self._heartbeat.check()
@@ -230,8 +253,7 @@ class Window:
     def step_bound(self, bound_s: int | None) -> None:
         """Tell the guards how long the step that begins now may stay silent; None ends it."""
         if self._heartbeat is not None:
-            self._heartbeat.step_bound_s = bound_s
-            self._heartbeat.beat_now()
+            self._heartbeat.set_step_bound(bound_s)
 
     def remaining_s(self) -> float:
         """Seconds until owned runs are ended for the restore."""
@@ -240,38 +262,51 @@ class Window:
 
     # -- ending ------------------------------------------------------------------------------------------------
 
-    def restore(self) -> None:
-        """Put production back on every host and prove it; safe to call again.
+    def finish(self, cause: BaseException | None) -> None:
+        """The way back, whatever happened: restore what was touched, release what is held, close the journal.
 
-        Raises:
-            NotRestored: A host could not prove it; it stays in debt and the hold is DEGRADED.
-            LinkLost: A host did not answer; it restores by itself at its deadline.
+        Does nothing to hosts that are no longer ours, and nothing can skip it: errors are recorded in the hold's state,
+        whose ``exit_code`` is the command's.
+
+        Args:
+            cause: What ended the hold early, or None.
         """
-        if self.machine.state not in (HoldState.RESTORING, HoldState.CLOSED):
-            self._enter(HoldEvent.RESTORE)
-        self.step_bound(self.compiled.plan.restore_reserve_s)
-        errors = [error for error in self._each(self._restore_one) if error is not None]
-        if not errors:
-            self._enter(HoldEvent.RESTORE_PROVEN)
+        try:
+            self._record_cause(cause)
+            if self.journal.state.phase is Phase.RESTORING:
+                self.step_bound(self.compiled.plan.restore_reserve_s)
+                self._timed(StepKind.RESTORE, self._restore_touched)
+                self._timed(StepKind.CLOSE, self._release)
+        finally:
+            if self._heartbeat is not None:
+                self._heartbeat.stop()
+                self._heartbeat = None
+            self.journal.close()
+
+    def _record_cause(self, cause: BaseException | None) -> None:
+        if cause is None:
+            self.note(HoldEvent.RESTORE_STARTED)
             return
-        lost = [error for error in errors if isinstance(error, LinkLost)]
-        if lost and len(lost) == len(errors):
-            raise lost[0]
-        self._enter(HoldEvent.RESTORE_FAILED, "; ".join(str(error) for error in errors))
-        raise next(error for error in errors if not isinstance(error, LinkLost))
+        event = next((event for kind, event in _CAUSES if isinstance(cause, kind)), HoldEvent.STEP_FAILED)
+        if event is HoldEvent.OWNERSHIP_LOST and self.journal.state.phase is Phase.PLANNED:
+            event = HoldEvent.REFUSED
+        self.note(event, str(cause) or type(cause).__name__)
+
+    def _restore_touched(self) -> None:
+        touched = [s for s in self.sessions if self.journal.state.host(s.name).phase in TOUCHED]
+        errors = self._each(touched, self._restore_one)
+        failed = [error for error in errors if error is not None]
+        for error in failed:
+            self._reporter.error(error.lines())
+        if any(not isinstance(error, LinkLost) for error in failed):
+            self.note(HoldEvent.RESTORE_UNPROVEN, "; ".join(error.message for error in failed))
 
     def _restore_one(self, session: HostSession) -> None:
         record = self.records[session.name]
-        if session.guard.claim is None:
-            return
-        start = self._clock.monotonic_ns()
         result = self.act(session, "restore", timeout_s=self.compiled.plan.restore_reserve_s + 30)
-        record.restore_rows, record.probes = list(result["rows"]), list(result["probes"])
-        record.restore_ns = self._clock.monotonic_ns() - start
+        record.restore_rows = list(result["rows"])
         record.service_ns += int(result["service_ns"])
-        record.is_restored = bool(result["proven"])
-        record.in_debt = not record.is_restored
-        if not record.is_restored:
+        if result["proven"] is not True:
             wrong = [row for row in record.restore_rows if row["ok"] is not True]
             raise NotRestored(
                 f"{session.name}: production is not proven restored",
@@ -282,25 +317,24 @@ class Window:
             )
         record.restored_by = "close"
 
-    def close(self) -> None:
-        """Release every lease against the guards' proof."""
-        start = self._clock.monotonic_ns()
-        self._stop_heartbeat()
-        errors = [error for error in self._each(lambda session: self.act(session, "close")) if error is not None]
-        if errors:
-            raise errors[0]
-        self._enter(HoldEvent.CLOSED)
-        self.step_ns[StepKind.CLOSE] = self._clock.monotonic_ns() - start
-        self._journal.write({"type": "closed", "hold_id": self.hold_id})
-
-    def abandon(self) -> None:
-        """Stop the heartbeat and touch nothing: the hosts end this hold by themselves."""
-        self._stop_heartbeat()
+    def _release(self) -> None:
+        held = [s for s in self.sessions if self.journal.state.host(s.name).phase not in GONE | TOUCHED]
+        for error in self._each(held, lambda session: self.act(session, "close")):
+            if error is not None:
+                self._reporter.error(error.lines())
+        state = self.journal.state
+        if state.phase is Phase.RESTORING and all(host.phase in GONE for host in state.hosts):
+            self.note(HoldEvent.ALL_RELEASED)
 
     # -- small parts -------------------------------------------------------------------------------------------
 
-    def _each(self, action: Callable[[HostSession], Any]) -> list[CoordinatorError | None]:
-        """Run on all hosts at once and keep each host's error: one that fails must not stop the others' restore."""
+    def _on_all(self, verb: str) -> None:
+        in_parallel(self.sessions, lambda session: self.act(session, verb))
+
+    def _each(
+        self, sessions: Sequence[HostSession], action: Callable[[HostSession], object]
+    ) -> list[CoordinatorError | None]:
+        """Run on all at once and keep each host's error: one that fails must not stop the others' restore."""
 
         def guarded(session: HostSession) -> CoordinatorError | None:
             try:
@@ -311,7 +345,7 @@ class Window:
                 return error
             return None
 
-        return in_parallel(self.sessions, guarded)
+        return in_parallel(sessions, guarded)
 
     def _timed(self, kind: StepKind, action: Callable[[], None]) -> None:
         self._reporter.step(kind.value, left_s=self.remaining_s())
@@ -322,19 +356,3 @@ class Window:
             raise as_coordinator_error(refusal) from refusal
         finally:
             self.step_ns[kind] = self._clock.monotonic_ns() - start
-
-    def _enter(self, event: HoldEvent, reason: str = "") -> None:
-        self.machine = self.machine.after(event)
-        now = self._clock.monotonic_ns() - self._opened_ns
-        self.timeline.append(StateChange(self.machine.state.value, now, None, reason))
-        self._journal.write({"type": "state", "state": self.machine.state.value, "event": event.value, "reason": reason})
-
-    def _stop_heartbeat(self) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
-            self._heartbeat = None
-
-
-def require_owned(error: CoordinatorError) -> bool:
-    """True when the hosts may still be touched after this error: ownership was not lost."""
-    return not isinstance(error, OwnershipLost)
