@@ -13,7 +13,7 @@ from typing import Protocol
 from remote_dspark.wire.messages import Cancel, Commit, Open, Reply, Reset, State, Step
 
 
-class DrafterRefusal(Exception):  # noqa: N818 - the field's word: a worker refuses, that is no fault of the wire
+class DrafterRefusal(Exception):
     """Raised by a handler method: becomes an ERROR frame; the slot or batch concerned is invalid until RESET.
 
     Attributes:

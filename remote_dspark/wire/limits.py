@@ -52,6 +52,7 @@ _MINIMA: Final = (
     "max_support",
     "max_state_chunk_bytes",
     "state_credits",
+    "max_reply_bytes",
 )
 
 
@@ -69,6 +70,7 @@ class Limits:
     max_support: int
     max_state_chunk_bytes: int
     state_credits: int
+    max_reply_bytes: int
     allow_dense: bool
     shard_starts: tuple[int, ...] = (0,)
 
@@ -135,6 +137,7 @@ def limits_of(hello: Hello) -> Limits:
         max_support=hello.max_support,
         max_state_chunk_bytes=hello.max_state_chunk_bytes,
         state_credits=hello.state_credits,
+        max_reply_bytes=hello.max_reply_bytes,
         allow_dense=hello.allow_dense,
         shard_starts=hello.shard_starts,
     )

@@ -21,6 +21,7 @@ from remote_dspark.wire.kinds import FrameType, Role, Status
 
 Int32Array = npt.NDArray[np.int32]
 UInt8Array = npt.NDArray[np.uint8]
+KindArray = npt.NDArray[np.unsignedinteger]
 Float32Array = npt.NDArray[np.float32]
 
 WIRE_VERSION: Final = 2
@@ -61,6 +62,7 @@ class Hello:
         max_support: Entries of a sparse row.
         max_state_chunk_bytes: Row bytes of one STATE frame, at most 1 MiB.
         state_credits: STATE frames that may be unacknowledged.
+        max_reply_bytes: Size of the buffer for one reply frame; too small for the other limits is refused.
         allow_dense: Whether dense rows may be sent; False keeps reply buffers small. Both ends must say True.
         q_semantics: One of ``contract.Q_SEMANTICS``. Must be equal, like the next four.
         verifier: Standard-verifier id.
@@ -87,6 +89,7 @@ class Hello:
     max_support: int = 32
     max_state_chunk_bytes: int = 1 << 20
     state_credits: int = 8
+    max_reply_bytes: int = 1 << 24
     allow_dense: bool = False
     verifier: str = VERIFIER_STANDARD
     target_semantics: str = TARGET_SEMANTICS
@@ -210,7 +213,7 @@ class Reply:
         batch: As in the STEP.
         requests: B entries.
         tokens: int32[B, D], sampled global ids.
-        kinds: uint8[B, D] of `RowKind`.
+        kinds: unsigned[B, D] of `RowKind`.
         counts: int32[B, D], sparse entries of each row; 0 for DENSE and GREEDY rows.
         ids: int32[N], strictly ascending within a row.
         q: float32[N], tickets * 2**-24, all > 0.
@@ -223,7 +226,7 @@ class Reply:
     batch: int
     requests: tuple[ReplyRequest, ...]
     tokens: Int32Array
-    kinds: UInt8Array
+    kinds: KindArray
     counts: Int32Array
     ids: Int32Array
     q: Float32Array
