@@ -51,6 +51,10 @@ def row_from_weights(
 ) -> SampledRow:
     """Everything after the exponential: allocate, drop zero counts, draw.
 
+    Entries without a ticket are dropped after the allocation, before the draw and before the wire. The draw does not
+    notice, because they have no width in the cumulative counts; the bytes do: a row holds positive counts only, and
+    a token outside it has q = 0 exactly.
+
     Args:
         ids: int64 [n], strictly ascending.
         weights: int64 [n], each in [0, 2**38].

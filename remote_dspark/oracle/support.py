@@ -35,22 +35,3 @@ def top_k_support(logits: npt.NDArray[np.float32], k: int) -> tuple[npt.NDArray[
     ranked = ranked[np.isfinite(logits[ranked])]
     ids = np.sort(ranked)
     return ids, int(np.searchsorted(ids, ranked[0]))
-
-
-def drop_zero_counts(
-    ids: npt.NDArray[np.int64], tickets: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Removes the entries without a ticket: after the allocation, before the draw and before the wire.
-
-    The draw does not notice, because an entry without tickets has no width in the cumulative counts; the bytes do:
-    a row on the wire holds positive counts only, and a token outside it has q = 0 exactly.
-
-    Args:
-        ids: int64 [m], strictly ascending.
-        tickets: int64 [m].
-
-    Returns:
-        The kept ids and tickets, copies.
-    """
-    kept = tickets > 0
-    return ids[kept], tickets[kept]

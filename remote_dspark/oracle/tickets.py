@@ -67,7 +67,7 @@ def allocate(weights: npt.NDArray[np.int64], semantics: str, first_rank_index: i
         first_rank_index: Index of rank 1, which must hold the greatest weight.
 
     Returns:
-        int64 [n], sum exactly 2**24; zero counts are still in it (`support.drop_zero_counts`).
+        int64 [n], sum exactly 2**24; zero counts are still in it (`sample_row.row_from_weights` drops them).
 
     Raises:
         InvalidRowError: Bad weights, an unknown semantics, a wrong rank 1, or a remainder outside [0, n).

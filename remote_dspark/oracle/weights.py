@@ -100,9 +100,7 @@ def weights_below(
     return weights
 
 
-def weight_bounds(
-    logits: npt.NDArray[np.float32], tau: float
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def weight_bounds(logits: npt.NDArray[np.float32], tau: float) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The interval in which every sound implementation's weight lies, from FP64 arithmetic on the same logits.
 
     Four FP32 roundings on the way to the exponent x (difference, temperature, reciprocal, product) move it by at most

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from remote_dspark.oracle.errors import InvalidRowError, RowFault
-from remote_dspark.oracle.support import drop_zero_counts, top_k_support
+from remote_dspark.oracle.support import top_k_support
 
 VALUES = [-np.inf, -1.0, -0.0, 0.0, 2.0]
 
@@ -55,9 +55,3 @@ def test_an_empty_support_is_refused():
     """Red if k = 0 returns an empty row."""
     with pytest.raises(InvalidRowError):
         top_k_support(np.zeros(3, dtype=np.float32), 0)
-
-
-def test_zero_counts_are_dropped_and_nothing_else():
-    """Red if a positive count is dropped or order is lost."""
-    ids, counts = drop_zero_counts(np.array([2, 5, 9]), np.array([0, 3, 1]))
-    assert (ids.tolist(), counts.tolist()) == ([5, 9], [3, 1])

@@ -30,7 +30,7 @@ def test_known_weights():
     """Red if weights are rounded instead of floored, or scaled by another power."""
     halves = fixed_weights(row(0, -np.log(2), -np.inf, -27), 1.0)
     assert halves[0] == WEIGHT_ONE
-    # exp(float32(-ln 2)) is a little above one half: the FP32 logarithm is rounded towards zero's side
+    # the FP32 logarithm of 2 is not exact, so one ulp of one half is allowed here
     assert abs(int(halves[1]) - WEIGHT_ONE // 2) <= 2**14
     assert halves[2] == 0
     # exp(-27) * 2**38 = 0.516...: the floor makes it 0, rounding would make it 1
