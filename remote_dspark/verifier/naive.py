@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from remote_dspark.contract import TICKET_BITS, TICKET_TOTAL
+from remote_dspark.contract import TICKET_BITS, TICKET_TOTAL, WEIGHT_ONE
 from remote_dspark.oracle.verify import DraftRow, FinalKind, RoundOutcome
 from remote_dspark.verifier.errors import ProposalError, RowError
 from remote_dspark.verifier.noise import RoundNoise
@@ -82,12 +82,12 @@ def require_totals(target: Weights, depth: int) -> list[int]:
     """Row sums S as Python integers.
 
     Raises:
-        RowError: Wrong shape or dtype, a negative weight, or a row without mass.
+        RowError: Wrong shape or dtype, a weight out of range, or a row without mass.
     """
     if target.ndim != 2 or target.dtype != np.int64 or target.shape[0] != depth + 1 or target.shape[1] == 0:
         raise RowError(f"target: expected int64 [{depth + 1}, V], found {target.dtype} {list(target.shape)}")
-    if int(target.min()) < 0:
-        raise RowError(f"target: expected weights >= 0, found {int(target.min())}")
+    if int(target.min()) < 0 or int(target.max()) > WEIGHT_ONE:
+        raise RowError(f"target: expected weights of 0..2^38, found {int(target.min())}..{int(target.max())}")
     totals = [int(total) for total in target.sum(axis=1)]
     if 0 in totals:
         raise RowError(f"target row {totals.index(0)}: expected mass, found none")
