@@ -48,10 +48,8 @@ def verify_proposal(
     draws: list[int] = []
     for index, token in enumerate(proposed):
         draws.append(noise.acceptance(index))
-        accepted = (
-            draws[-1] * counts[index] * totals[index] < int(target[index, token]) << ACCEPTANCE_BITS + TICKET_BITS
-        )
-        if not accepted:
+        threshold = int(target[index, token]) << ACCEPTANCE_BITS + TICKET_BITS
+        if draws[-1] * counts[index] * totals[index] >= threshold:
             draw = noise.correction(index)
             residual = residual_weights(target[index], rows[index], totals[index])
             is_empty = not residual.any()

@@ -39,10 +39,12 @@ def random_target(rng: np.random.Generator, rows: list[DraftRow], depth: int, vo
     target = target_weights(logits)
     for index, row in enumerate(rows):
         kind = rng.integers(5)
-        if kind == 0:
+        if kind <= 2:
             target[index] = 0
             target[index, row.ids] = row.tickets << 13
-        elif kind == 1:
+            # Next to equal: some ratios fall just below 1.
+            target[index, row.ids[:1]] //= 2
+        elif kind == 3:
             target[index, row.ids] = 0
     target[:, -1] = np.maximum(target[:, -1], 1)
     return target
