@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter, ValidationError
 
 from windows.document import Name, Sha256, Strict
 from windows.errors import JournalError, describe_errors
@@ -22,7 +22,17 @@ RECORD_SCHEMA: Final = "coordinator/hold-record/v1"
 HoldId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{7,63}$")]
 OperationId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$")]
 Utc = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}Z$")]
-Note80 = Annotated[str, StringConstraints(max_length=2000)]
+MAX_DETAIL: Final = 2000
+
+
+def _cut(text: object) -> object:
+    """Cuts what a record says in words: a long error message must not be able to stop a restore."""
+    if isinstance(text, str) and len(text) > MAX_DETAIL:
+        return text[: MAX_DETAIL - 3] + "..."
+    return text
+
+
+Detail = Annotated[str, BeforeValidator(_cut), StringConstraints(max_length=MAX_DETAIL)]
 Epoch = Annotated[int, Field(ge=1, le=(1 << 53) - 1)]
 
 
@@ -70,7 +80,7 @@ class Note(_Record):
 
     type: Literal["note"] = "note"
     event: HoldEvent
-    reason: Note80 = ""
+    reason: Detail = ""
     arm: str | None = None
 
 
@@ -101,7 +111,7 @@ class Outcome(_Record):
     op: OperationId
     result: Moment
     epoch: Epoch | None = None
-    detail: Note80 = ""
+    detail: Detail = ""
 
 
 class Found(_Record):
@@ -111,7 +121,7 @@ class Found(_Record):
     host: Name
     fact: HostFact
     epoch: Epoch | None = None
-    detail: Note80 = ""
+    detail: Detail = ""
 
 
 Record = Opened | Note | Intent | Outcome | Found

@@ -199,3 +199,9 @@ def memory_info() -> dict[str, int]:
             fields = rest.split()
             result[name] = int(fields[0]) * (1024 if len(fields) > 1 else 1)
     return result
+
+
+def marked(assignment: str) -> list[int]:
+    """Pids of other living processes whose environment holds exactly ``NAME=value``."""
+    needle = f"\0{assignment}\0".encode()
+    return [p.pid for p in all_processes() if p.pid != os.getpid() and _has_cookie(p.pid, needle)]

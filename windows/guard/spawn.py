@@ -29,6 +29,12 @@ def base_environment() -> dict[str, str]:
     return result
 
 
+def find_program(name: str, path: str) -> str | None:
+    """Where exec would find ``name`` on the search path ``path``; None when nowhere."""
+    candidates = [name] if "/" in name else [os.path.join(folder or ".", name) for folder in path.split(":")]
+    return next((c for c in candidates if os.path.isfile(c) and os.access(c, os.X_OK)), None)
+
+
 def start_detached(
     argv: list[str],
     environment: dict[str, str],
@@ -38,7 +44,7 @@ def start_detached(
     outputs: tuple[int, int] | None = None,
     extra: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Start ``argv`` as the leader of its own session; returns its ownership record.
+    """Start ``argv`` as the leader of its own session, as nobody's child; returns its ownership record.
 
     Args:
         argv: Program and arguments; the program is searched on ``environment``'s PATH.
@@ -61,6 +67,26 @@ def start_detached(
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
+    return _read_record(reader, argv, cwd)
+
+
+def start_child(
+    argv: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    record_path: str,
+    cookie: str,
+    outputs: tuple[int, int],
+) -> dict[str, Any]:
+    """As ``start_detached``, but the program stays the caller's child, so that the caller learns how it ended."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        _become(argv, environment, cwd, record_path, cookie, outputs, {}, writer)
+    os.close(writer)
+    return _read_record(reader, argv, cwd)
+
+
+def _read_record(reader: int, argv: list[str], cwd: str) -> dict[str, Any]:
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()
     record_line, _, failure = answer.partition(b"\n")
