@@ -1,8 +1,8 @@
 """The journal of one hold: records of ``windows.hold_records`` as JSON Lines, fsynced before each action and after it.
 
 The journal is the coordinator's memory, not the authority: ``hold recover`` works without it by asking the guards.
-Every record is first applied to the hold machine, so what the tables refuse is never written. A torn last line (power loss in
-the middle of a write) is dropped on reading; a damaged line anywhere else refuses.
+Every record is first applied to the hold machine, so what the tables refuse is never written. A torn last line (power
+loss in the middle of a write) is dropped on reading; a damaged line anywhere else refuses.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Everything a person sees: the only file that imports rich.
 
 stdout is data, stderr is for people. Printing never stops a hold: a closed pipe or an unencodable character is
-swallowed here and the run goes on. Strings from hosts are data: control characters, terminal escapes and bidirectional marks are
-shown as escapes, never obeyed.
+swallowed here and the run goes on. Strings from hosts are data: control characters, terminal escapes and bidirectional
+marks are shown as escapes, never obeyed.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def stage_package(host: Host, python: str, work_dir: str) -> Staged:
 
 
 def stage_tree(host: Host, python: str, folder: str, root: Path, files: list[Path], *, prefix: str = "") -> Staged:
-    """Unpack ``files`` (below ``root``) into ``folder/<digest>``; the same files give the same digest on any machine."""
+    """Unpack ``files`` (below ``root``) into ``folder/<digest>``; the same files give the same digest anywhere."""
     data = deterministic_zip({str(Path(prefix) / path.relative_to(root)): path.read_bytes() for path in files})
     digest = sha256(data).hexdigest()
     target = f"{folder}/{digest[:32]}"
@@ -109,5 +109,8 @@ def check_interpreter(host: Host, python: str, modules: list[str], package_path:
             found=result.stderr[-300:].decode("utf-8", "replace").strip(),
             next_step="install remote-dspark[target] for that interpreter, or name another one in the site file",
         )
-    pairs = (line.split(" ", 1) for line in result.stdout.decode().splitlines())
-    return dict((name, version) for name, version in pairs)
+    versions: dict[str, str] = {}
+    for line in result.stdout.decode().splitlines():
+        name, _, version = line.partition(" ")
+        versions[name] = version
+    return versions

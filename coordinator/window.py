@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Literal
 
 from coordinator.clock import Clock
@@ -88,7 +89,7 @@ class StateChange:
 
 
 class Window:
-    """One hold. Use: ``open``, then programs, then ``finish`` with the error that ended it, or None; always ``finish``.
+    """One hold, as a context manager: inside call ``open`` and run programs; leaving always goes back to production.
 
     Args:
         compiled: The frozen plan.
@@ -135,6 +136,14 @@ class Window:
     def exit_code(self) -> ExitCode:
         """What the state of the hold means to the caller of the command."""
         return exit_code(self.journal.state)
+
+    def __enter__(self) -> Window:
+        """Nothing is touched until ``open``."""
+        return self
+
+    def __exit__(self, _kind: type[BaseException] | None, cause: BaseException | None, _trace: TracebackType | None) -> None:
+        """Finish; the error that ended the block goes on to the caller."""
+        self.finish(cause)
 
     # -- opening -----------------------------------------------------------------------------------------------
 

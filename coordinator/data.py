@@ -1,0 +1,34 @@
+"""Where the files that ship with the package are: in a checkout beside it, in an installation inside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from coordinator.errors import UsageError
+
+_PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = _PACKAGE.parent
+
+
+def tiny_pair() -> Path:
+    """Folder of the trained tiny pair: ``target``, ``drafter``, ``tokenizer.json``, the load manifest."""
+    return _first(_CHECKOUT / "examples" / "tiny", _PACKAGE / "data" / "tiny")
+
+
+def policy_path(name: str) -> Path:
+    """A shipped policy by name, or a path to another one.
+
+    Raises:
+        UsageError: Neither exists.
+    """
+    given = Path(name)
+    if given.suffix == ".toml":
+        return _first(given)
+    return _first(_CHECKOUT / "policies" / f"{name}.toml", _PACKAGE / "data" / "policies" / f"{name}.toml")
+
+
+def _first(*candidates: Path) -> Path:
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    raise UsageError("a file that should be there is missing", expected=" or ".join(map(str, candidates)))

@@ -1,0 +1,201 @@
+"""The whole campaign on this machine: real processes, real locks, a real hold, twice; receipts that say what they are.
+
+Production is the tiny pair in OFF mode, started before and ended after. Everything between is the code of a campaign on
+live hosts: only the site and plan files are generated, and the receipts say REHEARSED or EMULATED.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.campaign import Campaign, CampaignResult, open_campaign
+from coordinator.campaign_lock import campaign_lock
+from coordinator.clock import Clock, SystemClock
+from coordinator.config import read_site
+from coordinator.data import policy_path, tiny_pair
+from coordinator.errors import CoordinatorError, HardwareHeld, NotRestored
+from coordinator.guard_client import GuardRefusal, as_coordinator_error
+from coordinator.local import LocalHost
+from coordinator.rehearsal_site import (
+    HOST,
+    Layout,
+    campaign_document,
+    first_hold_document,
+    free_ports,
+    site_document,
+    write_server_files,
+    write_toml,
+)
+from coordinator.render import Reporter, print_json
+from coordinator.session import HostSession, open_sessions, stage_programs
+from coordinator.show_plan import compile_files
+from coordinator.signals import InterruptFlag
+from coordinator.staging import stage_package
+from remote_dspark.contract import DraftMode
+from windows.exit_codes import ExitCode, combine
+
+
+@dataclass(frozen=True)
+class Files:
+    """What was generated for one rehearsal."""
+
+    site: Path
+    first_plan: Path
+    plan: Path
+    store: Path
+    journals: Path
+    keep: Path
+
+
+def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None = None) -> int:
+    """Run it and return the exit code; 0 for any valid comparison (DECISIONS 16)."""
+    clock = SystemClock()
+    reporter = Reporter(clock.utc, quiet=json)
+    state = state_dir or default_state_dir()
+    with InterruptFlag() as interrupt, campaign_lock(state, "rehearsal", clock):
+        files = prepare(root, state, clock, quick=quick)
+        reporter.step(f"rehearsal in {root}: site {files.site.name}, plans {files.first_plan.name} and {files.plan.name}")
+        site, _ = read_site(files.site)
+        with open_sessions(site, clock) as sessions:
+            require_free(sessions)
+            for session in sessions:
+                stage_programs(session)
+            with production(sessions, reporter):
+                result = _campaign(files, sessions, reporter, interrupt, clock)
+    if json:
+        print_json(result.to_document())
+    else:
+        result.render(reporter)
+    code = combine([result.exit_code])
+    # Which of the arms is better is a finding, not a failure, of a rehearsal.
+    return int(ExitCode.DONE if code in (ExitCode.WORSE, ExitCode.INCONCLUSIVE) else code)
+
+
+def _campaign(
+    files: Files, sessions: list[HostSession], reporter: Reporter, interrupt: InterruptFlag, clock: Clock
+) -> CampaignResult:
+    """First hold for the budget, then the campaign, then both policies."""
+    campaign = open_campaign(
+        compile_files(files.site, files.plan),
+        sessions,
+        store=files.store,
+        journals=files.journals,
+        keep=files.keep,
+        reporter=reporter,
+        interrupt=interrupt,
+        clock=clock,
+        is_rehearsal=True,
+        manifest=tiny_pair() / "load.json",
+    )
+    first = compile_files(files.site, files.first_plan)
+    campaign.measure_budget(first)
+    result = campaign.run()
+    if result.comparison is not None:
+        result.admissions.append(campaign.admit(policy_path("rehearsal")))
+        result.admissions.append(campaign.admit(policy_path("live")))
+    campaign.verify_store(result)
+    return result
+
+
+def default_state_dir() -> Path:
+    """The guard's state of rehearsals: one per user and machine, so that two rehearsals meet at the lease."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "coordinator-rehearsal"
+
+
+def prepare(root: Path, state_dir: Path, clock: Clock, *, quick: bool) -> Files:
+    """Generate site, plans and server files for one rehearsal in a folder of its own below ``root``."""
+    stamp = clock.utc()[:19].replace("-", "").replace(":", "").lower()
+    run = root / f"run-{stamp}-{os.getpid()}"
+    work = run / "work"
+    work.mkdir(parents=True)
+    (run / "logs").mkdir()
+    package = stage_package(LocalHost(HOST), sys.executable, str(work)).path
+    tiny = tiny_pair()
+    layout = Layout(run, state_dir, sys.executable, package, tiny, tiny / "load.json")
+    ports = free_ports(6)
+    production_ports, arm_ports = (ports[0], ports[1], ports[2]), (ports[3], ports[4], ports[5])
+    drafter, target = write_server_files(layout, prefix="production", mode=DraftMode.OFF, ports=production_ports)
+    arms = {
+        "A": write_server_files(layout, prefix="arm-a", mode=DraftMode.OFF, ports=arm_ports),
+        "B": write_server_files(layout, prefix="arm-b", mode=DraftMode.ON, ports=arm_ports),
+    }
+    files = Files(
+        site=write_toml(run / "site.toml", site_document(layout, drafter, target, production_ports)),
+        first_plan=write_toml(run / "plan-first-hold.toml", first_hold_document()),
+        plan=write_toml(run / "plan.toml", campaign_document(layout, arms, arm_ports[2], quick=quick)),
+        store=run / "receipts",
+        journals=run / "journals",
+        keep=run / "raw",
+    )
+    point_latest(root / "latest", run)
+    return files
+
+
+def point_latest(link: Path, run: Path) -> None:
+    """``latest`` names the newest run; replaced in one step."""
+    temporary = link.with_name(f".latest-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(run.name)
+    temporary.replace(link)
+
+
+def require_free(sessions: list[HostSession]) -> None:
+    """Refuse before production is started when a host is held or in debt.
+
+    Raises:
+        HardwareHeld: Somebody holds it; the message says who and until when.
+        NotRestored: An earlier hold is not proven restored.
+    """
+    for session in sessions:
+        status = session.guard.call("status")
+        hold = status.get("hold")
+        if hold and not status["in_debt"]:
+            raise HardwareHeld(
+                f"{session.name} is held by {hold['owner']} ({hold['reason']}) until {hold['until_utc']}",
+                where=session.name,
+                found=f"hold {hold['hold_id']}, epoch {hold['epoch']}",
+                next_step=str(status.get("next", "")),
+            )
+        if status["in_debt"]:
+            raise NotRestored(
+                f"{session.name}: an earlier hold is not proven restored",
+                where=session.name,
+                found=str(status.get("debt") or hold),
+                next_step="`coordinator hold recover --site build/rehearsal/latest/site.toml`",
+            )
+
+
+@contextmanager
+def production(sessions: list[HostSession], reporter: Reporter) -> Iterator[None]:
+    """Production of the rehearsal, up around the whole campaign and down after it, unless a host is in debt."""
+    started: list[tuple[HostSession, dict[str, object]]] = []
+    try:
+        for session in sessions:
+            for service in sorted(session.spec.services, key=lambda entry: -entry.stop_order):
+                reporter.step(f"start production service {service.name}", host=session.name)
+                document = service.to_guard()
+                started.append((session, document))
+                _service(session, "service-start", document, service.start_s)
+        yield
+    finally:
+        for session, document in reversed(started):
+            if session.guard.call("status", with_claim=False)["state"] != "free":
+                reporter.step("left as it is: the host is not free", host=session.name)
+                continue
+            _service(session, "service-stop", document, 60)
+
+
+def _service(session: HostSession, verb: str, document: dict[str, object], bound_s: int) -> None:
+    try:
+        session.guard.call(verb, {"service": document}, with_claim=False, timeout_s=bound_s + 30)
+    except GuardRefusal as refusal:
+        raise as_coordinator_error(refusal) from refusal
+
+
+__all__ = ["Campaign", "CoordinatorError", "run_rehearsal"]
