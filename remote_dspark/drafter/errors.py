@@ -40,7 +40,7 @@ class CheckpointError(DrafterError):
 class ConfigFieldError(CheckpointError):
     """A field of config.json is missing, unknown or contradicts another."""
 
-    code: ClassVar[str] = "config-field"
+    code: ClassVar[str] = "config_field"
 
     def __init__(self, where: str, field: str, expected: object, found: object) -> None:
         super().__init__(f"{where}: field {field!r}: expected {expected}, found {found!r}; re-export the checkpoint")
@@ -50,7 +50,7 @@ class ConfigFieldError(CheckpointError):
 class UnsupportedHeadError(CheckpointError):
     """A Markov head this build does not compute."""
 
-    code: ClassVar[str] = "unsupported-head"
+    code: ClassVar[str] = "unsupported_head"
 
 
 class VocabularyError(CheckpointError):
@@ -62,25 +62,25 @@ class VocabularyError(CheckpointError):
 class TruncatedFileError(CheckpointError):
     """A file's length or header contradicts its contents."""
 
-    code: ClassVar[str] = "truncated-file"
+    code: ClassVar[str] = "truncated_file"
 
 
 class MissingTensorError(CheckpointError):
     """An expected tensor is absent."""
 
-    code: ClassVar[str] = "missing-tensor"
+    code: ClassVar[str] = "missing_tensor"
 
 
 class UnexpectedTensorError(CheckpointError):
     """A tensor this build would silently ignore."""
 
-    code: ClassVar[str] = "unexpected-tensor"
+    code: ClassVar[str] = "unexpected_tensor"
 
 
 class TensorFormatError(CheckpointError):
     """A tensor has the wrong shape or dtype."""
 
-    code: ClassVar[str] = "tensor-format"
+    code: ClassVar[str] = "tensor_format"
 
 
 class EngineError(DrafterError):
@@ -104,7 +104,7 @@ class StaleError(EngineError):
 class StateGapError(EngineError):
     """Target hidden states are missing or overlap."""
 
-    code: ClassVar[str] = "state-gap"
+    code: ClassVar[str] = "state_gap"
 
 
 class RowError(EngineError):

@@ -32,6 +32,31 @@ class CheckpointIdentity:
     sha256: str = ""
 
 
+class Projection(nn.Module):
+    """A linear map whose weights are left unset: loading overwrites them, and drawing them first costs seconds."""
+
+    def __init__(self, in_width: int, out_width: int, *, has_bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_width, in_width))
+        self.bias = nn.Parameter(torch.empty(out_width)) if has_bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_width] to [..., out_width]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class Table(nn.Module):
+    """An embedding table whose rows are left unset, for the same reason."""
+
+    def __init__(self, num_rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, width))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows [..., width] of ids [...]."""
+        return F.embedding(ids, self.weight)
+
+
 class RMSNorm(nn.Module):
     """Root-mean-square norm; the mean is taken in FP32 whatever the input dtype."""
 
@@ -70,10 +95,10 @@ class BlockAttention(nn.Module):
         d, h, kv, hd = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
         self.head_dim = hd
         self.num_groups = h // kv
-        self.q_proj = nn.Linear(d, h * hd, bias=False)
-        self.k_proj = nn.Linear(d, kv * hd, bias=False)
-        self.v_proj = nn.Linear(d, kv * hd, bias=False)
-        self.o_proj = nn.Linear(h * hd, d, bias=False)
+        self.q_proj = Projection(d, h * hd)
+        self.k_proj = Projection(d, kv * hd)
+        self.v_proj = Projection(d, kv * hd)
+        self.o_proj = Projection(h * hd, d)
         self.q_norm = RMSNorm(hd, config.rms_norm_eps)
         self.k_norm = RMSNorm(hd, config.rms_norm_eps)
 
@@ -106,9 +131,9 @@ class GatedMLP(nn.Module):
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
         d, f = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(d, f, bias=False)
-        self.up_proj = nn.Linear(d, f, bias=False)
-        self.down_proj = nn.Linear(f, d, bias=False)
+        self.gate_proj = Projection(d, f)
+        self.up_proj = Projection(d, f)
+        self.down_proj = Projection(f, d)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] to [..., d]."""
@@ -143,8 +168,8 @@ class MarkovHead(nn.Module):
 
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
-        self.markov_w1 = nn.Embedding(config.vocab_size, config.markov_rank)
-        self.markov_w2 = nn.Linear(config.markov_rank, config.vocab_size, bias=False)
+        self.markov_w1 = Table(config.vocab_size, config.markov_rank)
+        self.markov_w2 = Projection(config.markov_rank, config.vocab_size)
 
     def forward(self, previous_ids: Tensor) -> Tensor:
         """Bias [..., V] for ids [...]."""
@@ -158,7 +183,7 @@ class ConfidenceHead(nn.Module):
     def __init__(self, config: DSparkConfig) -> None:
         super().__init__()
         width = config.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
-        self.proj = nn.Linear(width, 1)
+        self.proj = Projection(width, 1, has_bias=True)
 
 
 class DSparkDrafter(nn.Module):
@@ -169,12 +194,12 @@ class DSparkDrafter(nn.Module):
         d = config.hidden_size
         self.config = config
         self.identity = CheckpointIdentity()
-        self.embed_tokens = nn.Embedding(config.vocab_size, d)
-        self.fc = nn.Linear(config.fused_width, d, bias=False)
+        self.embed_tokens = Table(config.vocab_size, d)
+        self.fc = Projection(config.fused_width, d)
         self.hidden_norm = RMSNorm(d, config.rms_norm_eps)
         self.layers = nn.ModuleList([DraftLayer(config) for _ in range(config.num_layers)])
         self.norm = RMSNorm(d, config.rms_norm_eps)
-        self.lm_head = nn.Linear(d, config.vocab_size, bias=False)
+        self.lm_head = Projection(d, config.vocab_size)
         self.markov_head = MarkovHead(config)
         if config.has_confidence_head:
             self.confidence_head = ConfidenceHead(config)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from remote_dspark.drafter.config import parse_config
-from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.model import DSparkDrafter, Projection, Table
 from remote_dspark.train.recipe import Recipe
 
 
@@ -23,9 +23,9 @@ def new_drafter(recipe: Recipe, target: Any) -> DSparkDrafter:
     """A drafter with small random weights and the target's embedding and head, both frozen."""
     drafter = DSparkDrafter(parse_config(recipe.drafter_config()))
     for module in drafter.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, Projection | Table):
             nn.init.normal_(module.weight, std=0.02)
-        if isinstance(module, nn.Linear) and module.bias is not None:
+        if isinstance(module, Projection) and module.bias is not None:
             nn.init.zeros_(module.bias)
     with torch.no_grad():
         drafter.embed_tokens.weight.copy_(target.get_input_embeddings().weight)

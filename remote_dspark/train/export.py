@@ -38,10 +38,11 @@ def write_pair(
     manifest: dict[str, Any],
 ) -> dict[str, Any]:
     """Write the pair in BF16 and return the completed manifest (``recipe.json``)."""
-    for part in ("target", "drafter"):
-        (out / part).mkdir(parents=True, exist_ok=True)
-        shutil.copy(corpus / "tokenizer.json", out / part / "tokenizer.json")
-    (out / "drafter" / "tokenizer.json").unlink()
+    for folder in (out / "target", out / "drafter"):
+        folder.mkdir(parents=True, exist_ok=True)
+    # the pair's own, and a copy where transformers looks for it
+    for folder in (out, out / "target"):
+        shutil.copy(corpus / "tokenizer.json", folder / "tokenizer.json")
     _write_target(out / "target", target, recipe)
     weights = {name: tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in drafter.state_dict().items()}
     save_file(weights, out / "drafter" / "model.safetensors", metadata={"format": "pt"})
@@ -51,14 +52,18 @@ def write_pair(
         # the writers create them readable by their owner alone
         shard.chmod(0o644)
     write_prompts(corpus, out / "prompts.jsonl")
+    manifest = manifest | {"corpus": json.loads((corpus / "manifest.json").read_text())} | describe_files(out)
+    _write_json(out / "recipe.json", manifest)
+    return manifest
+
+
+def describe_files(out: Path) -> dict[str, Any]:
+    """Digest of every file of a pair folder but the manifest itself, and their size together."""
     files = sorted(path for path in out.rglob("*") if path.is_file() and path.name != "recipe.json")
-    manifest = manifest | {
-        "corpus": json.loads((corpus / "manifest.json").read_text()),
+    return {
         "files": {path.relative_to(out).as_posix(): _sha256(path) for path in files},
         "size_bytes": sum(path.stat().st_size for path in files),
     }
-    _write_json(out / "recipe.json", manifest)
-    return manifest
 
 
 def write_prompts(corpus: Path, path: Path) -> None:
