@@ -74,7 +74,7 @@ def row_from_weights(
     return SampledRow(ids[kept], tickets[kept], weights[kept], token, draw24, None)
 
 
-def sample_row(  # noqa: PLR0917 - the specification's arguments in their order
+def sample_row(
     logits: npt.NDArray[np.float32], tau: float, k: int, semantics: str, key: Key, round: int, position: int
 ) -> SampledRow:
     """Samples one draft row.

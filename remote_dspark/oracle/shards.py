@@ -223,7 +223,7 @@ def sharded_residual(weights: Sequence[Int64], shards: Sequence[Shard], row: Dra
     ]
 
 
-def sharded_verify_round(  # noqa: PLR0917 - the arguments of verify.verify_round, then the shards
+def sharded_verify_round(
     target_rows: Sequence[Int64],
     draft_rows: Sequence[DraftRow],
     proposed: Sequence[int],

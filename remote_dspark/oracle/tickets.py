@@ -147,9 +147,10 @@ def _allocate_good(
         return counts
     assert semantics == Q_STANDARD
     remainders = scaled - counts * totals
-    # threshold = the remaining-th largest remainder; with none remaining, one that nothing reaches
-    ordered = np.sort(remainders, axis=1)
-    threshold = np.where(remaining > 0, ordered[rows, weights.shape[1] - np.maximum(remaining, 1)], totals[:, 0])
+    # the remaining-th largest remainder of each row; with none remaining, a value that nothing reaches
+    kth = weights.shape[1] - np.maximum(remaining, 1)
+    selected = [np.partition(row, index)[index] for row, index in zip(remainders, kth, strict=True)]
+    threshold = np.where(remaining > 0, np.array(selected, dtype=np.int64), totals[:, 0])
     above = remainders > threshold[:, None]
     level = remainders == threshold[:, None]
     owed = remaining - above.sum(axis=1)

@@ -173,7 +173,7 @@ def draw_correction(weights: npt.NDArray[np.int64], row: DraftRow, draw64: int) 
     return draw_weighted(residual, draw64), False
 
 
-def verify_round(  # noqa: PLR0917 - the specification's arguments in their order
+def verify_round(
     target_rows: Sequence[npt.NDArray[np.int64]],
     draft_rows: Sequence[DraftRow],
     proposed: Sequence[int],
