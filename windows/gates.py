@@ -7,6 +7,7 @@ plan's declared exclusions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -64,7 +65,6 @@ def arm_findings(block: ArmBlock, *, mode: DraftMode, manifest_sha256: str, min_
         monotonic_gate(block),
         manifest_gate(block, manifest_sha256),
         greedy_gate(block),
-        prefix_hits_gate(block),
         foreign_requests_gate(block),
         min_rounds_gate(block, min_rounds),
         raw_samples_gate(block),
@@ -92,7 +92,8 @@ def pair_findings(first: ArmBlock, second: ArmBlock, *, max_clock_delta_ppm: int
         ),
         _same(first, second, "same-compute", first.observation.get("compute"), second.observation.get("compute")),
         _same(first, second, SAME_IDENTITY, _identity(first), _identity(second)),
-        _same(first, second, "prefix-hits-equal", _prefix_hits(first), _prefix_hits(second)),
+        # Zero, or the same warm state in both arms: never one arm warmer than the other.
+        _same(first, second, PREFIX_HITS, _prefix_hits(first), _prefix_hits(second)),
     ]
     if first.hold == second.hold:
         findings.append(_same(first, second, "same-boot", _boots(first), _boots(second)))
@@ -133,11 +134,14 @@ def monotonic_gate(block: ArmBlock) -> Finding:
     """No counter ever falls between two points: it would have been another process."""
     fallen = []
     num_read = 0
+    counters = tuple(metric.value for metric in Metric)
     for name in {key.split(".", 1)[1] for key in block.observation["values"] if key.startswith(f"{BASELINE}.")}:
+        if not name.startswith(counters):
+            continue
         readings = [block.observation["values"].get(f"{point}.{name}") for point in POINTS]
         known = [value for value in readings if type(value) is int]
         num_read += len(known) > 1
-        if any(later < earlier for earlier, later in zip(known, known[1:], strict=False)):
+        if any(later < earlier for earlier, later in itertools.pairwise(known)):
             fallen.append(name)
     found = f"{', '.join(sorted(fallen))} fell" if fallen else f"{num_read} counters, none fell"
     return _finding(block, MONOTONIC, "no counter falls", found, None if not num_read else not fallen)
@@ -153,12 +157,6 @@ def greedy_gate(block: ArmBlock) -> Finding:
     """The greedy check ran and left a digest; `pair_findings` compares it across arms."""
     found = block.label_text(LABEL_GREEDY)
     return _finding(block, GREEDY, "a digest of the greedy check", found, True if found else None)
-
-
-def prefix_hits_gate(block: ArmBlock) -> Finding:
-    """No request of the headline was served from a prefix cache."""
-    hits = _prefix_hits(block)
-    return _finding(block, PREFIX_HITS, "0 prefix cache hits", hits, None if hits is None else hits == 0)
 
 
 def foreign_requests_gate(block: ArmBlock) -> Finding:
