@@ -215,7 +215,7 @@ def sampled_head(
         New tensors on the device of ``logits``; rows with flags are zero with an in-range token 0.
     """
     values = corrected_logits(logits, bias)
-    num_rows, vocab_size = values.shape
+    vocab_size = values.shape[1]
     flags = _value_errors(values)
     sampled = ~greedy.to(torch.bool)
     bad_tau = sampled & ~((tau > 0) & (tau < torch.inf))

@@ -1,0 +1,288 @@
+"""The fused sampled head on cached Markov rows: one launch per draft position, from BF16 logits to token and exact q.
+
+Each program owns one tile of one row: it adds the bias, rounds, keeps the tile's top k and retires. The program that
+retires last merges the tiles and finishes the row; no program ever waits for another, so any grid size and any order
+of scheduling is safe. Solo runs both logical vocabulary shards in one launch: a tile never crosses a shard boundary.
+
+Covered: cached rows (or plain bias rows), chains of positions, mixed greedy rows. Uncached rows are in `markov_head`;
+the physical pair is not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from remote_dspark.contract import DEVELOPMENT_SUPPORT_K, Q_FLOOR_FIRST, Q_SEMANTICS, SUPPORT_K
+from remote_dspark.kernels.finish import (
+    CONTINUATION_FLAG,
+    emit_tile,
+    finish_rows,
+    merge_candidates,
+    retire,
+)
+from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key
+
+
+@triton.jit(do_not_specialize=["step"])
+def sampled_head_kernel(
+    logits_ptr,
+    logits_stride,
+    bias_ptr,
+    bias_stride,
+    slot_ptr,
+    previous_ptr,
+    control_ptr,
+    candidate_ptr,
+    counter_ptr,
+    flag_ptr,
+    merged_ptr,
+    ids_ptr,
+    q_ptr,
+    count_ptr,
+    token_ptr,
+    weights_ptr,
+    error_ptr,
+    stamp_ptr,
+    vocab_size,
+    shard_size,
+    tiles_per_shard,
+    num_tiles,
+    step,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    N: tl.constexpr,
+    BY_SLOT: tl.constexpr,
+    FLOOR_FIRST: tl.constexpr,
+    EMIT_WEIGHTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One position: grid (tiles, rows). See `SampledHead` for shapes."""
+    tile = tl.program_id(0)
+    row = tl.program_id(1)
+    shard = tile // tiles_per_shard
+    base = shard * shard_size + (tile - shard * tiles_per_shard) * TILE
+    limit = tl.minimum((shard + 1) * shard_size, vocab_size)
+    columns = base + tl.arange(0, TILE)
+    real = columns < limit
+    if OVERLAP:
+        # lets the next position's programs start and read their logits while this one still works
+        tl.extra.cuda.gdc_launch_dependents()
+    logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=NEGATIVE_INFINITY_BITS)
+    if OVERLAP:
+        # the previous position's token, and everything this launch overwrites
+        tl.extra.cuda.gdc_wait()
+    bad_previous = 0
+    bias_row = row.to(tl.int64)
+    if BY_SLOT:
+        previous = tl.load(previous_ptr + row)
+        known = (previous >= 0) & (previous < vocab_size)
+        slot = tl.load(slot_ptr + tl.where(known, previous, 0))
+        bad_previous = tl.where(known & (slot >= 0), 0, CONTINUATION_FLAG)
+        bias_row = tl.maximum(slot, 0).to(tl.int64)
+    bias = tl.load(bias_ptr + bias_row * bias_stride + columns, mask=real, other=NEGATIVE_INFINITY_BITS)
+    keys = order_key(bf16_to_f32(logits) + bf16_to_f32(bias))
+    exists = row >= 0
+    candidates = candidate_ptr + row * (num_tiles * K)
+    top = emit_tile(keys, candidates + tile * K, exists, 1, K, TILE)
+    before = retire(counter_ptr + row, flag_ptr + row, top, exists, 1)
+    if before == num_tiles - 1:
+        flags = tl.load(flag_ptr + row, cache_modifier=".cg") | bad_previous
+        tl.store(counter_ptr + row, 0)
+        tl.store(flag_ptr + row, 0)
+        count = merge_candidates(
+            candidates, merged_ptr + row * K, exists, num_tiles, tiles_per_shard, shard_size, 1, K, TILE, N
+        )
+        finish_rows(
+            row,
+            exists,
+            merged_ptr,
+            count,
+            flags,
+            control_ptr,
+            ids_ptr,
+            q_ptr,
+            count_ptr,
+            token_ptr,
+            weights_ptr,
+            error_ptr,
+            stamp_ptr,
+            step,
+            1,
+            K,
+            FLOOR_FIRST,
+            EMIT_WEIGHTS,
+        )
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a vocabulary is cut into tiles.
+
+    Attributes:
+        vocab_size: Real columns V; columns beyond are never read.
+        tile: Columns of a tile, a power of two.
+        num_shards: Logical vocabulary shards; a tile belongs to one.
+        num_warps: Warps of a program.
+    """
+
+    vocab_size: int
+    tile: int = 2048
+    num_shards: int = 1
+    num_warps: int = 4
+
+    @property
+    def shard_size(self) -> int:
+        """Columns of a shard; the last one may be shorter."""
+        return -(-self.vocab_size // self.num_shards)
+
+    @property
+    def tiles_per_shard(self) -> int:
+        """Tiles of a shard."""
+        return -(-self.shard_size // self.tile)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of a row."""
+        return self.tiles_per_shard * self.num_shards
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """What is fixed when a head is built: every value here is part of the compiled kernel or of its buffers."""
+
+    tiling: Tiling
+    k: int = SUPPORT_K
+    semantics: str = Q_FLOOR_FIRST
+    emit_weights: bool = False
+    overlap: bool = False
+    """Programmatic dependent launch between the positions of a chain; never on the first one."""
+
+    def __post_init__(self) -> None:
+        """Refuses what no kernel was built for."""
+        if self.k not in (SUPPORT_K, *DEVELOPMENT_SUPPORT_K):
+            raise ValueError(f"k must be {SUPPORT_K} (or {DEVELOPMENT_SUPPORT_K} in development), found {self.k}")
+        if self.semantics not in Q_SEMANTICS:
+            raise ValueError(f"expected one of {Q_SEMANTICS}, found {self.semantics!r}")
+        if self.tiling.tile & (self.tiling.tile - 1) or not self.k <= self.tiling.tile <= 1 << 16:
+            raise ValueError(f"the tile must be a power of two in [k, 65536], found {self.tiling.tile}")
+        if self.tiling.num_tiles > 1023:
+            raise ValueError(f"a row may have 1023 tiles, found {self.tiling.num_tiles}; use larger tiles")
+
+
+class HeadBuffers:
+    """Outputs and scratch of one chain, with fixed addresses; two graphs that may overlap need two of these.
+
+    Attributes:
+        ids: int32 [depth, B, k].
+        q: float32 [depth, B, k].
+        count: int32 [depth, B].
+        token: int32 [depth, B].
+        weights: int64 [depth, B, k]; only written with ``emit_weights``.
+        error: int32 [B], sticky along a chain.
+        stamp: int64 [depth, B, 3].
+        candidate: int32 [B, tiles * k] scratch.
+        counter: int32 [B] scratch: retired tiles, 0 between launches.
+        flag: int32 [B] scratch: bad values of the tiles, 0 between launches.
+        merged: int64 [B, k] scratch.
+    """
+
+    def __init__(self, settings: HeadSettings, depth: int, num_rows: int, device: torch.device | str) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        k = settings.k
+        self.ids = zeros(depth, num_rows, k)
+        self.q = zeros(depth, num_rows, k, dtype=torch.float32)
+        self.count = zeros(depth, num_rows)
+        self.token = zeros(depth, num_rows)
+        self.weights = zeros(depth, num_rows, k, dtype=torch.int64)
+        self.error = zeros(num_rows)
+        self.stamp = zeros(depth, num_rows, 3, dtype=torch.int64)
+        self.candidate = zeros(num_rows, settings.tiling.num_tiles * k)
+        self.counter = zeros(num_rows)
+        self.flag = zeros(num_rows)
+        self.merged = zeros(num_rows, k, dtype=torch.int64)
+
+    def poison(self) -> None:
+        """Fills every output and all scratch but counters and flags with a pattern that no launch writes."""
+        for tensor in (self.ids, self.count, self.token, self.weights, self.error, self.stamp, self.merged):
+            tensor.fill_(-0x5A5A5A5B)
+        self.q.fill_(float("nan"))
+        # as a candidate this would be a high key with a high column
+        self.candidate.fill_(0x7E5AFFFF)
+
+
+def launch_position(
+    settings: HeadSettings,
+    buffers: HeadBuffers,
+    step: int,
+    logits: torch.Tensor,
+    bias_rows: torch.Tensor,
+    control: torch.Tensor,
+    *,
+    previous: torch.Tensor | None = None,
+    slots: torch.Tensor | None = None,
+) -> None:
+    """Launches one position on the current stream.
+
+    Args:
+        settings: Fixed choices.
+        buffers: Outputs of the chain; index ``step`` is written.
+        step: Position within the chain.
+        logits: bf16 [B, >= V], last dimension contiguous.
+        bias_rows: bf16 [B, >= V] (one per row), or with ``slots`` [C, >= V] (a cache).
+        control: int32 [B, 16].
+        previous: int32 [B], previous token of each row; needed with ``slots``.
+        slots: int32 [V], cache row of each token or -1; a row whose previous token has none gets CONTINUATION.
+
+    Raises:
+        ValueError: Dtypes or shapes.
+    """
+    tiling = settings.tiling
+    num_rows = control.shape[0]
+    for name, tensor in (("logits", logits), ("bias_rows", bias_rows)):
+        if tensor.dtype != torch.bfloat16 or tensor.shape[1] < tiling.vocab_size or tensor.stride(1) != 1:
+            raise ValueError(
+                f"{name}: expected bf16 [rows, >= {tiling.vocab_size}], found {tensor.dtype} {tensor.shape}"
+            )
+    if logits.shape[0] != num_rows or (slots is None) != (previous is None):
+        raise ValueError(f"expected {num_rows} rows of logits, and slots with previous, found {logits.shape[0]}")
+    overlap = settings.overlap and step > 0
+    sampled_head_kernel[(tiling.num_tiles, num_rows)](
+        logits.view(torch.int16),
+        logits.stride(0),
+        bias_rows.view(torch.int16),
+        bias_rows.stride(0),
+        slots,
+        previous,
+        control,
+        buffers.candidate,
+        buffers.counter,
+        buffers.flag,
+        buffers.merged,
+        buffers.ids[step],
+        buffers.q[step],
+        buffers.count[step],
+        buffers.token[step],
+        buffers.weights[step],
+        buffers.error,
+        buffers.stamp[step],
+        tiling.vocab_size,
+        tiling.shard_size,
+        tiling.tiles_per_shard,
+        tiling.num_tiles,
+        step,
+        K=settings.k,
+        TILE=tiling.tile,
+        N=triton.next_power_of_2(tiling.num_tiles * settings.k),
+        BY_SLOT=slots is not None,
+        FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
+        EMIT_WEIGHTS=settings.emit_weights,
+        OVERLAP=settings.overlap,
+        num_warps=tiling.num_warps,
+        **({"launch_pdl": True} if overlap else {}),
+    )
