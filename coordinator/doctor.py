@@ -8,14 +8,13 @@ from pathlib import Path
 
 from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
-from coordinator.evidence import PASS, EvidenceWriter, verdict
-from coordinator.guard_client import Json
+from coordinator.evidence import Clockings, EvidenceWriter
 from coordinator.identity import source_digests
 from coordinator.render import Reporter, print_json
 from coordinator.session import HostSession, open_sessions
 from coordinator.store import Store
 from receipts import bodies
-from receipts.fields import Kind, Outcome, Row
+from receipts.fields import Kind, Row
 from windows.exit_codes import ExitCode
 from windows.site import Site
 
@@ -158,19 +157,9 @@ def write_facts_receipt(
     sessions: Sequence[HostSession],
     checks: dict[str, list[bodies.Check]],
     parity: Sequence[Row],
-    started: object,
+    started: Clockings,
 ) -> str:
     """One host-facts receipt for all hosts."""
-    from coordinator.evidence import Clockings
-
-    assert isinstance(started, Clockings)
-    bad = [
-        f"{name}: {check.name}: {check.found}" for name, rows in checks.items() for check in rows if check.ok is False
-    ]
-    unknown = [
-        f"{name}: {check.name}: {check.found}" for name, rows in checks.items() for check in rows if check.ok is None
-    ]
-    result = verdict(Outcome.FAIL, *bad) if bad else verdict(Outcome.UNKNOWN, *unknown) if unknown else PASS
     flat = tuple(
         check.model_copy(update={"name": f"{name}: {check.name}"}) for name, rows in checks.items() for check in rows
     )
@@ -186,7 +175,6 @@ def write_facts_receipt(
         started=started,
         scope="what the guards of the site's hosts reported at that time",
         not_claimed=("host attestation: a root user of a host can lie about that host",),
-        verdict=result,
         evidence=writer.procedure_evidence(),
         sessions=sessions,
     )
@@ -198,6 +186,3 @@ def _check(name: str, expected: str, found: str, ok: bool | None) -> bodies.Chec
 
 def _parity(field: str, expected: object, found: object) -> Row:
     return Row(field=field, expected=str(expected), found=str(found), ok=expected == found)
-
-
-__all__ = ["Json", "host_checks", "parity_rows", "run_doctor"]

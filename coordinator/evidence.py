@@ -36,6 +36,7 @@ from receipts.fields import (
     Verdict,
 )
 from receipts.model import PREDICATES
+from receipts.verdict import combine, conclude
 from remote_dspark.contract import ComputeKind
 
 ENVIRONMENT_ALLOW_LIST = ("LANG", "LC_ALL", "TZ", "PYTHONHASHSEED", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
@@ -91,8 +92,8 @@ class EvidenceWriter:
         started: Clockings,
         scope: str,
         not_claimed: Sequence[str],
-        verdict: Verdict,
         evidence: Evidence,
+        also: Verdict | None = None,
         sessions: Sequence[HostSession] = (),
         position: Position | None = None,
         parents: Sequence[Parent] = (),
@@ -101,7 +102,12 @@ class EvidenceWriter:
         exit: Exit | None = None,
         argv: Sequence[str] | None = None,
     ) -> ReceiptId:
-        """Build, append, remember; returns the id that children name as a parent."""
+        """Build, append, remember; returns the id that children name as a parent.
+
+        The verdict is what the body's own records lead to, as a verifier recomputes it; ``also`` can only weaken it.
+        """
+        ended = exit or Exit(kind=ExitKind.EXITED, code=0)
+        verdicts = [conclude(kind, body), conclude_exit_of(ended), *([also] if also is not None else [])]
         model: Any = PREDICATES[(kind, 1)]
         predicate = model(
             tool=Tool(name="coordinator", version=__version__, source_sha256=self.source_sha256),
@@ -116,13 +122,13 @@ class EvidenceWriter:
             started_utc=started.utc,
             ended_utc=self.clock.utc(),
             elapsed_ns=self.clock.monotonic_ns() - started.monotonic_ns,
-            exit=exit or Exit(kind=ExitKind.EXITED, code=0),
+            exit=ended,
             samples=tuple(sample for sample, _ in (samples or {}).values()),
             parents=tuple(parents),
             evidence=evidence,
             scope=scope,
             not_claimed=tuple(not_claimed),
-            verdict=verdict,
+            verdict=combine(verdicts),
             body=body,
         )
         draft = build_receipt(kind, predicate, subjects or [Subject(name="coordinator", sha256=self.source_sha256)])
@@ -192,6 +198,14 @@ def gpu_block(gpu: Json) -> Gpu:
         clocks_mhz=clocks,
         power_limit_mw=power if isinstance(power, int) else None,
     )
+
+
+def conclude_exit_of(ended: Exit) -> Verdict:
+    """What the exit alone allows: only exit status 0 can be a PASS, an outcome nobody saw is UNKNOWN."""
+    if ended.kind is ExitKind.EXITED and ended.code == 0:
+        return PASS
+    seen = ended.kind in (ExitKind.EXITED, ExitKind.SIGNALLED, ExitKind.TIMED_OUT)
+    return verdict(Outcome.FAIL if seen else Outcome.UNKNOWN, f"ended: {ended.kind.value} {ended.code or ended.signal or ''}".strip())
 
 
 def weakest(*classes: Evidence) -> Evidence:

@@ -174,7 +174,7 @@ def _receipt(
     position = Position(window=None, hold_id=hold)
     shared: dict[str, Any] = {
         "started": started,
-        "verdict": result,
+        "also": result,
         "evidence": writer.procedure_evidence(),
         "sessions": sessions,
         "position": position,
@@ -183,7 +183,7 @@ def _receipt(
     if verb in _WITH_RECEIPT_OF_RECOVERY:
         body = bodies.RecoveryBody(
             hold_id=hold,
-            final_state="closed" if restored else "degraded",
+            final_state="CLOSED" if restored else "DEGRADED",
             journal_found=False,
             hosts=tuple(_held_host(name, document) for name, document in documents.items()),
             operations=tuple(

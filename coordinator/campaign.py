@@ -1,0 +1,200 @@
+"""A campaign: HOLD 1 (pair-qualify, A1, B1), HOLD 2 (pair-qualify, B2, A2), comparison, admission.
+
+It orders, it does not judge: gates and comparison are pure functions of ``windows`` over what was fetched, the policy is
+data, and every stage leaves a receipt before the next one starts. A hold that ends badly ends the campaign; production
+is back before anything else happens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator import __version__
+from coordinator.campaign_result import CampaignResult, HoldResult
+from coordinator.clock import Clock
+from coordinator.compare_receipt import write_comparison
+from coordinator.errors import AdmissionRefused, CoordinatorError
+from coordinator.evidence import EvidenceWriter
+from coordinator.gate_admission import Admission, admit_store, verify_store
+from coordinator.guard_client import GuardRefusal, as_coordinator_error
+from coordinator.hold_arms import HoldBody
+from coordinator.hold_receipts import is_untouched, write_attempt, write_budget, write_hold
+from coordinator.identity import source_digests
+from coordinator.render import Reporter
+from coordinator.session import HostSession
+from coordinator.signals import InterruptFlag
+from coordinator.store import ReceiptId, Signer, Store
+from coordinator.window import Window
+from receipts import bodies
+from receipts.fields import Kind, Parent, Subject
+from windows.compare import compare
+from windows.compiled import CompiledPlan
+from windows.exit_codes import ExitCode
+
+
+@dataclass
+class Campaign:
+    """Everything one campaign shares.
+
+    Attributes:
+        compiled: The frozen plan.
+        sessions: Connected hosts with programs staged.
+        writer: Appends its receipts.
+        journals: Folder of the holds' journals.
+        keep: Folder of fetched raw files.
+        manifest: The load manifest, staged onto the hosts by digest.
+    """
+
+    compiled: CompiledPlan
+    sessions: Sequence[HostSession]
+    writer: EvidenceWriter
+    journals: Path
+    keep: Path
+    manifest: Path
+    reporter: Reporter
+    interrupt: InterruptFlag
+    clock: Clock
+    source: ReceiptId | None = None
+    budget: ReceiptId | None = None
+    holds: list[HoldResult] = field(default_factory=list)
+
+    def write_sources(self) -> None:
+        """The source-identity receipt: what will run, by digest, before anything runs."""
+        started = self.writer.now()
+        trees = [
+            bodies.SourceTree(name=name, version=__version__, tree_sha256=digest)
+            for name, digest in sorted(self.compiled.document["sources"].items())
+            if name != "manifest"
+        ]
+        guards = {session.guard_sha256 for session in self.sessions}
+        trees += [bodies.SourceTree(name="guard", version=__version__, tree_sha256=digest) for digest in sorted(guards)]
+        self.source = self.writer.write(
+            Kind.SOURCE_IDENTITY,
+            bodies.SourceIdentityBody(
+                trees=tuple(trees), labels={"manifest.sha256": hashlib.sha256(self.manifest.read_bytes()).hexdigest()}
+            ),
+            started=started,
+            scope="the source trees that this campaign staged and ran",
+            not_claimed=("the bytes of the interpreter, of torch and of the driver",),
+            evidence=self.writer.procedure_evidence(),
+            subjects=[Subject(name="plan", sha256=self.compiled.sha256)],
+        )
+
+    def measure_budget(self, first: CompiledPlan) -> None:
+        """A first hold: stop and restore only, on declared bounds; leaves the first budget receipt (DECISIONS 12)."""
+        plan_sha256, self.writer.plan_sha256 = self.writer.plan_sha256, first.sha256
+        started = self.writer.now()
+        result = self._hold(first, 1, body=None, reason="first hold: measure stop and restore")
+        if result.window is not None and result.receipt is not None:
+            self.budget = write_budget(self.writer, result.window, started, result.receipt)
+        self.writer.plan_sha256 = plan_sha256
+        if result.error is not None:
+            raise result.error
+
+    def run(self) -> CampaignResult:
+        """Both holds, then the comparison when both ended well."""
+        self._require_evidence()
+        result = CampaignResult(self.compiled, self.writer.store.path)
+        for number in self.compiled.plan.hold_numbers():
+            hold = self._hold(self.compiled, number, body=self._body, reason=f"campaign {self.writer.campaign}")
+            self.holds.append(hold)
+            result.holds.append(hold)
+            if hold.exit_code is not ExitCode.DONE:
+                return result
+        blocks = [block for hold in self.holds for block in hold.blocks]
+        comparison = compare(self.compiled.plan, blocks)
+        result.comparison = comparison
+        result.comparison_receipt = write_comparison(self.writer, self.compiled, comparison, self.holds)
+        return result
+
+    def admit(self, policy: Path) -> Admission:
+        """Evaluate one policy over the store and write the admission receipt."""
+        return admit_store(self.writer, policy)
+
+    def verify_store(self, result: CampaignResult) -> None:
+        """Verify what was written, as a stranger would."""
+        result.verified = verify_store(self.writer.store.path)
+
+    def _require_evidence(self) -> None:
+        """Admission before any host is changed: what the plan asks for is in this store and passed.
+
+        Raises:
+            AdmissionRefused: Names every missing piece.
+        """
+        missing = [
+            entry.kind
+            for entry in self.compiled.plan.required_evidence
+            if not (entry.kind == Kind.BUDGET and self.budget) and not (entry.kind == Kind.SOURCE_IDENTITY and self.source)
+        ]
+        if missing:
+            raise AdmissionRefused(
+                "required evidence is missing",
+                expected=", ".join(missing),
+                found="none in this campaign's store",
+                next_step="run a plan of purpose first-hold for the budget, `pair-qualify` and `measure` for the rest",
+            )
+
+    def _body(self, window: Window, result: HoldResult) -> None:
+        HoldBody(self, window, result).run()
+
+    def _hold(self, compiled: CompiledPlan, number: int, *, body: object, reason: str) -> HoldResult:
+        """One hold from lease to close, its receipts written whatever happened."""
+        started = self.writer.now()
+        window = Window(
+            compiled, number, self.sessions, self.journals, clock=self.clock, reporter=self.reporter, reason=reason
+        )
+        result = HoldResult(number, window)
+        self.reporter.step(f"hold {window.hold_id}: plan {compiled.sha256[:16]}")
+        try:
+            with window:
+                self.interrupt.check()
+                window.open()
+                if callable(body):
+                    body(window, result)
+        except GuardRefusal as refusal:
+            result.error = as_coordinator_error(refusal)
+        except CoordinatorError as error:
+            result.error = error
+        finally:
+            parents = [Parent(kind=Kind.SOURCE_IDENTITY, sha256=self.source, role="sources")] if self.source else []
+            if self.budget:
+                parents.append(Parent(kind=Kind.BUDGET, sha256=self.budget, role="budget"))
+            if result.error is not None and is_untouched(window):
+                write_attempt(self.writer, "hold", "open", result.error, started)
+            else:
+                result.receipt = write_hold(self.writer, window, started, parents)
+        if result.error is not None:
+            self.reporter.error(result.error.lines())
+        return result
+
+
+def open_campaign(
+    compiled: CompiledPlan,
+    sessions: Sequence[HostSession],
+    *,
+    store: Path,
+    journals: Path,
+    keep: Path,
+    reporter: Reporter,
+    interrupt: InterruptFlag,
+    clock: Clock,
+    is_rehearsal: bool,
+    manifest: Path,
+    signer: Signer | None = None,
+) -> Campaign:
+    """A campaign with its store; the source-identity receipt is written here."""
+    writer = EvidenceWriter(
+        Store(store),
+        source_digests()["coordinator"],
+        clock,
+        compiled.plan.name,
+        is_rehearsal,
+        plan_sha256=compiled.sha256,
+        signer=signer,
+    )
+    campaign = Campaign(compiled, sessions, writer, journals, keep, manifest, reporter, interrupt, clock)
+    campaign.write_sources()
+    return campaign

@@ -1,0 +1,413 @@
+"""What happens inside a hold of a campaign: pair_qualify first, then the arms in the plan's order.
+
+Each arm boots its own services, is measured once, and leaves its receipt before its services are ended. A failed gate
+goes straight to restore; nothing is tried twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from coordinator.campaign_result import HoldResult
+from coordinator.errors import GateFailed
+from coordinator.evidence import PASS, Clockings, verdict
+from coordinator.guard_client import Json
+from coordinator.hold_receipts import hold_position
+from coordinator.programs import ProgramRecord, ProgramRunner
+from coordinator.session import HostSession
+from coordinator.store import ReceiptId
+from coordinator.window import Window
+from receipts import bodies
+from receipts.fields import Kind, Outcome, Parent, Row, Subject
+from remote_dspark.contract import DraftMode
+from windows.arm import ArmBlock, ArmFacts
+from windows.gates import arm_findings
+from windows.hold_table import HoldEvent
+from windows.measures import measure
+from windows.plan import ARM_STEPS, Program, StepKind
+from windows.site import Role
+from windows.verdicts import Finding
+from windows.verdicts import verdict as findings_verdict
+
+if TYPE_CHECKING:
+    from coordinator.campaign import Campaign
+
+_PROGRAM_STEPS = (
+    StepKind.BOOT,
+    StepKind.IDENTITY,
+    StepKind.WARM_UP,
+    StepKind.GREEDY_CHECK,
+    StepKind.BASELINE,
+    StepKind.HEADLINE,
+    StepKind.PROFILED,
+    StepKind.FINAL,
+)
+"""Steps of an arm that its load program goes through, waiting for the boot included."""
+
+
+class HoldBody:
+    """One pass through the inside of a hold."""
+
+    def __init__(self, campaign: Campaign, window: Window, result: HoldResult) -> None:
+        assert campaign.compiled.plan.load is not None
+        self._campaign = campaign
+        self._window = window
+        self._result = result
+        self._plan = campaign.compiled.plan
+        self._load = campaign.compiled.plan.load
+        self._by_name = {session.name: session for session in window.sessions}
+        self._runner = ProgramRunner(
+            window=window,
+            keep=campaign.keep / window.hold_id,
+            interrupt=campaign.interrupt,
+            clock=campaign.clock,
+            values=self._hold_values(),
+        )
+
+    def run(self) -> None:
+        """Qualify, then measure every arm.
+
+        Raises:
+            GateFailed: Qualification or an arm's gate did not pass; restore follows.
+        """
+        pair = self._qualify()
+        for label in self._plan.arm_order(self._window.number):
+            self._campaign.interrupt.check()
+            self._require_time()
+            self._arm(label, pair)
+
+    # -- pair_qualify ------------------------------------------------------------------------------------------
+
+    def _qualify(self) -> ReceiptId:
+        assert self._plan.pair_qualify is not None
+        program = self._plan.pair_qualify
+        session = self._leader(program.role)
+        self._window.note(HoldEvent.QUALIFY_STARTED)
+        self._campaign.reporter.step("pair-qualify", host=session.name, left_s=self._window.remaining_s())
+        started = self._campaign.writer.now()
+        record = self._timed(StepKind.PAIR_QUALIFY, lambda: self._runner.run(session, program, "pair-qualify", {}))
+        rows = check_rows(record)
+        receipt = self._write_qualification(session, record, rows, started)
+        self._result.qualification = receipt
+        if rows_outcome(record, rows) is not Outcome.PASS:
+            wrong = [row for row in rows if row.ok is not True]
+            raise GateFailed(
+                "pair-qualify did not pass",
+                where=session.name,
+                expected="; ".join(f"{row.field}: {row.expected}" for row in wrong) or "an observation with checks",
+                found="; ".join(row.found for row in wrong) or describe_end(record),
+                next_step=f"read {self._runner.keep / 'pair-qualify'}",
+            )
+        self._window.note(HoldEvent.QUALIFIED)
+        return receipt
+
+    def _write_qualification(
+        self, session: HostSession, record: ProgramRecord, rows: tuple[Row, ...], started: Clockings
+    ) -> ReceiptId:
+        writer = self._campaign.writer
+        outcome = rows_outcome(record, rows)
+        if record.observation is None:
+            return self._write_failed_program("pair-qualify", record, session, started)
+        reasons = [f"{row.field}: expected {row.expected}, found {row.found}" for row in rows if row.ok is not True]
+        return writer.write(
+            Kind.PAIR_QUALIFICATION,
+            bodies.PairQualificationBody(observations=(embed(record),), gates=rows),
+            started=started,
+            scope="that the two ranks of this drafter pair draw the same tokens from the same exact q, on this compute",
+            not_claimed=self._not_claimed(record),
+            also=PASS if outcome is Outcome.PASS else verdict(outcome, *(reasons or [describe_end(record)])),
+            evidence=writer.computation_evidence([record.observation]),
+            sessions=[session],
+            position=hold_position(writer, self._window),
+            parents=self._parents(),
+            subjects=[Subject(name="remote_dspark", sha256=record.observation["source_sha256"])],
+            samples=record.samples,
+            exit=record.exit,
+        )
+
+    # -- arms --------------------------------------------------------------------------------------------------
+
+    def _arm(self, label: str, pair: ReceiptId) -> None:
+        reporter, window = self._campaign.reporter, self._window
+        assert self._plan.arms is not None
+        arm = self._plan.arms.A if label.startswith("A") else self._plan.arms.B
+        session = self._leader(self._load.program.role)
+        window.note(HoldEvent.ARM_STARTED, arm=label)
+        reporter.step(f"arm {label} ({arm.mode.value}): boot", host=session.name, left_s=window.remaining_s())
+        values = {**self._arm_values(label, arm.mode), **arm.settings}
+        started = self._campaign.writer.now()
+        boots_before = {s.name: str(s.guard.call("facts")["boot_id"]) for s in window.sessions}
+        runs = self._boot(label, values)
+        reporter.step(f"arm {label}: load", host=session.name, left_s=window.remaining_s())
+        program = self._bounded(self._load.program)
+        record = self._timed(StepKind.HEADLINE, lambda: self._runner.run(session, program, f"{label}-load", values))
+        facts = self._arm_facts(boots_before)
+        block, findings = self._judge(label, arm.mode, record, facts)
+        receipt = self._write_arm(label, arm.mode, session, record, block, findings, pair, started)
+        for running, run in reversed(runs):
+            self._runner.end(running, run)
+        if block is not None:
+            self._result.blocks.append(
+                ArmBlock(block.label, block.hold, block.observation, block.requests, block.inter_token_ns, facts, receipt)
+            )
+        self._result.arms.append((label, receipt))
+        if findings_verdict(findings) is Outcome.FAIL or block is None:
+            wrong = [finding.reason for finding in findings if finding.ok is False]
+            raise GateFailed(
+                f"arm {label} failed its gates",
+                where=session.name,
+                found="; ".join(wrong) or describe_end(record),
+                next_step=f"read {self._runner.keep / f'{label}-load'}",
+            )
+        window.note(HoldEvent.ARM_FINISHED, arm=label)
+
+    def _boot(self, label: str, values: Mapping[str, str | int]) -> list[tuple[HostSession, str]]:
+        """Start the arm's services on every host of their role; the load program waits until they serve."""
+        life_s = sum(self._plan.step_bounds_s[kind] for kind in ARM_STEPS)
+        runs = []
+        for service in sorted(self._plan.services, key=lambda entry: entry.boot_order):
+            for session in self._window.sessions:
+                if service.role in session.spec.roles:
+                    name = f"{label}-{service.name}"
+                    runs.append((session, self._runner.boot(session, service, name, values, life_s)))
+        return runs
+
+    def _arm_facts(self, boots_before: Mapping[str, str]) -> ArmFacts:
+        after = {session.name: session.guard.call("facts") for session in self._window.sessions}
+        now_ns = utc_ns(self._campaign.clock.utc())
+        return ArmFacts(
+            boot_ids={name: (boots_before[name], str(facts["boot_id"])) for name, facts in after.items()},
+            clock_offset_ns={name: utc_ns(str(facts["utc"])) - now_ns for name, facts in after.items()},
+            # A reading carries the round trip of the guard's call: five seconds cover a slow link.
+            clock_offset_limit_ns=(self._campaign.compiled.site.clock_offset_limit_ms + 5000) * 10**6,
+        )
+
+    def _judge(
+        self, label: str, mode: DraftMode, record: ProgramRecord, facts: ArmFacts
+    ) -> tuple[ArmBlock | None, tuple[Finding, ...]]:
+        from windows.errors import MeasureError
+
+        assert self._plan.comparison is not None
+        if not record.is_success or record.observation is None:
+            return None, (Finding("program", label, "exited 0 with an observation", describe_end(record), ok=False),)
+        try:
+            block = ArmBlock.from_files(
+                label,
+                self._window.number,
+                record.observation,
+                {name: path.read_bytes() for name, (_, path) in record.samples.items()},
+                facts,
+            )
+        except MeasureError as error:
+            return None, (Finding("raw-samples", label, "readable raw samples", str(error), ok=False),)
+        findings = arm_findings(
+            block,
+            mode=mode,
+            manifest_sha256=self._load.manifest_sha256,
+            min_rounds=self._plan.comparison.min_rounds,
+        )
+        return block, findings
+
+    def _write_arm(
+        self,
+        label: str,
+        mode: DraftMode,
+        session: HostSession,
+        record: ProgramRecord,
+        block: ArmBlock | None,
+        findings: tuple[Finding, ...],
+        pair: ReceiptId,
+        started: Clockings,
+    ) -> ReceiptId:
+        writer = self._campaign.writer
+        if block is None or record.observation is None:
+            return self._write_failed_program(f"arm {label}", record, session, started)
+        outcome = findings_verdict(findings)
+        reasons = [finding.reason for finding in findings if finding.ok is not True]
+        readings = {point: point_counters(record.observation, point) for point in ("baseline", "headline", "profiled", "final")}
+        labels = {name: text for name, text in record.observation["labels"].items() if isinstance(text, str)}
+        return writer.write(
+            Kind.ARM,
+            bodies.ArmBody(
+                mode=mode.value,
+                **readings,
+                values=measure(block).to_values(),
+                labels=labels,
+                gates=tuple(Row.model_validate(finding.to_row()) for finding in findings),
+                observations=(embed(record),),
+            ),
+            started=started,
+            scope=f"arm {label}: one boot of the services in mode {mode.value} under the plan's load",
+            not_claimed=self._not_claimed(record),
+            also=PASS if outcome is Outcome.PASS else verdict(outcome, *reasons),
+            evidence=writer.computation_evidence([record.observation]),
+            sessions=self._window.sessions,
+            position=hold_position(writer, self._window, label),
+            parents=[*self._parents(), Parent(kind=Kind.PAIR_QUALIFICATION, sha256=pair, role="qualification")],
+            subjects=[Subject(name="plan", sha256=self._campaign.compiled.sha256)],
+            samples=record.samples,
+            exit=record.exit,
+        )
+
+    # -- small parts -------------------------------------------------------------------------------------------
+
+    def _write_failed_program(
+        self, stage: str, record: ProgramRecord, session: HostSession, started: Clockings
+    ) -> ReceiptId:
+        writer = self._campaign.writer
+        text = describe_end(record)
+        return writer.write(
+            Kind.ATTEMPT,
+            bodies.AttemptBody(
+                command="campaign", stage=stage.replace(" ", "-"), exit_code=30, error_code="program-failed", message=text
+            ),
+            started=started,
+            scope=f"that {stage} was run and how its program ended",
+            not_claimed=("any measurement",),
+            evidence=writer.procedure_evidence(),
+            sessions=[session],
+            position=hold_position(writer, self._window),
+            exit=record.exit,
+        )
+
+    def _parents(self) -> list[Parent]:
+        campaign = self._campaign
+        found = [(Kind.SOURCE_IDENTITY, campaign.source, "sources"), (Kind.BUDGET, campaign.budget, "budget")]
+        return [Parent(kind=kind, sha256=receipt, role=role) for kind, receipt, role in found if receipt is not None]
+
+    def _leader(self, role: Role) -> HostSession:
+        return self._by_name[self._campaign.compiled.hosts_of(role)[0].name]
+
+    def _hold_values(self) -> dict[str, str | int]:
+        compiled = self._campaign.compiled
+        return {
+            "plan_sha256": compiled.sha256,
+            "hold": self._window.number,
+            "hold_id": self._window.hold_id,
+            "target_address": address_of(compiled.hosts_of(Role.TARGET)),
+            "drafter_address": address_of(compiled.hosts_of(Role.DRAFTER)),
+        }
+
+    def _arm_values(self, label: str, mode: DraftMode) -> dict[str, str | int]:
+        load = self._load
+        session = self._leader(load.program.role)
+        return {
+            "arm": label,
+            "pair": label[1:],
+            "mode": mode.value,
+            "manifest": self._stage_manifest(session),
+            "manifest_sha256": load.manifest_sha256,
+            "concurrency": load.concurrency,
+            "requests": load.requests,
+            "warm_up_requests": load.warm_up_requests,
+            "max_tokens": load.max_tokens,
+            "temperature": load.temperature,
+            "seeds": ",".join(str(seed) for seed in load.seeds),
+        }
+
+    def _stage_manifest(self, session: HostSession) -> str:
+        data = self._campaign.manifest.read_bytes()
+        found = hashlib.sha256(data).hexdigest()
+        if found != self._load.manifest_sha256:
+            raise GateFailed(
+                "the load manifest changed after the plan was compiled",
+                where=str(self._campaign.manifest),
+                expected=self._load.manifest_sha256,
+                found=found,
+            )
+        path = f"{session.spec.work_dir}/manifests/{found}{self._campaign.manifest.suffix}"
+        session.host.put(data, path)
+        return path
+
+    def _bounded(self, program: Program) -> Program:
+        """The program with the sum of the steps it goes through as its bound, if that is shorter than its own."""
+        bound = sum(self._plan.step_bounds_s[kind] for kind in _PROGRAM_STEPS)
+        return program.model_copy(update={"timeout_s": min(program.timeout_s, bound)})
+
+    def _require_time(self) -> None:
+        need = sum(self._plan.step_bounds_s[kind] for kind in ARM_STEPS)
+        left = self._window.remaining_s()
+        if left < need:
+            raise GateFailed("the next arm does not fit what is left of the hold", expected=f"{need} s", found=f"{left:.0f} s")
+
+    def _timed(self, kind: StepKind, action: Callable[[], ProgramRecord]) -> ProgramRecord:
+        start = self._campaign.clock.monotonic_ns()
+        try:
+            return action()
+        finally:
+            elapsed = self._campaign.clock.monotonic_ns() - start
+            self._window.step_ns[kind] = max(self._window.step_ns.get(kind, 0), elapsed)
+
+    @staticmethod
+    def _not_claimed(record: ProgramRecord) -> tuple[str, ...]:
+        general = ("live throughput of any deployment", "GB10 or any other device than the one named")
+        if record.observation is not None and record.observation["compute"] != "cuda":
+            return ("anything about a GPU: it was computed on a CPU", *general)
+        return general
+
+
+def embed(record: ProgramRecord) -> bodies.Observation:
+    """The observation as a receipt embeds it.
+
+    Raises:
+        GateFailed: The document is not what the schema says.
+    """
+    assert record.observation is not None
+    try:
+        return bodies.Observation.from_document(
+            record.observation, host=record.host, sha256=record.observation_sha256
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise GateFailed("an observation does not fit its schema", where=f"{record.host}: {where}", found=first["msg"]) from error
+
+
+def check_rows(record: ProgramRecord) -> tuple[Row, ...]:
+    """The program's own checks as rows, and how it ended."""
+    checks = record.observation["checks"] if record.observation else []
+    rows = [
+        Row(field=str(c["name"]).replace(" ", "-")[:200], expected=c["expected"], found=c["found"], ok=c["ok"]) for c in checks
+    ]
+    return (Row(field="program", expected="exited 0", found=describe_end(record), ok=record.is_success), *rows)
+
+
+def rows_outcome(record: ProgramRecord, rows: tuple[Row, ...]) -> Outcome:
+    """FAIL beats UNKNOWN beats PASS; a program without checks is UNKNOWN."""
+    if any(row.ok is False for row in rows):
+        return Outcome.FAIL
+    if record.observation is None or not record.observation["checks"] or any(row.ok is None for row in rows):
+        return Outcome.UNKNOWN
+    return Outcome.PASS
+
+
+def describe_end(record: ProgramRecord) -> str:
+    """How a program ended, with the end of what it said."""
+    end = record.end
+    detail = end.get("code") if end.get("code") is not None else end.get("signal")
+    tail = str(end.get("stderr_tail", "")).strip().splitlines()[-1:] or [""]
+    head = f"{end.get('state')}{'' if detail is None else f' {detail}'}"
+    return head if record.is_success else f"{head}: {tail[0][-300:]}".rstrip(": ")
+
+
+def point_counters(observation: Json, point: str) -> dict[str, int]:
+    """Counters of one point, without the point's name in front."""
+    prefix = f"{point}."
+    return {name[len(prefix) :]: value for name, value in observation["values"].items() if name.startswith(prefix)}
+
+
+def address_of(hosts: tuple[object, ...]) -> str:
+    """Address of the first host of a role; loopback for this machine."""
+    first = hosts[0] if hosts else None
+    return str(getattr(first, "address", None) or "127.0.0.1")
+
+
+def utc_ns(text: str) -> int:
+    """Nanoseconds since the epoch of an RFC 3339 text."""
+    from datetime import datetime
+
+    return int(datetime.fromisoformat(text).timestamp() * 1e9)
