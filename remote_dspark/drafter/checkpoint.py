@@ -79,7 +79,7 @@ def load_drafter(
     markov = {name for name in weights if name.startswith("markov_head.")}
     weights = {name: tensor if name in markov else tensor.to(dtype) for name, tensor in weights.items()}
     model.load_state_dict(weights, strict=True, assign=True)
-    model.identity = _identity(folder, shards)
+    model.identity = checkpoint_identity(folder)
     return model.requires_grad_(False).eval()
 
 
@@ -116,6 +116,20 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def checkpoint_identity(folder: Path) -> CheckpointIdentity:
+    """Digests of ``config.json`` and every safetensors shard of a model folder, of a drafter or of a target.
+
+    Raises:
+        CheckpointError: No configuration or no shard.
+    """
+    names = sorted(["config.json", *(path.name for path in folder.glob("*.safetensors"))])
+    if len(names) < 2 or not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: expected config.json and at least one .safetensors file; check the path")
+    files = {name: file_sha256(folder / name) for name in names}
+    joined = "".join(f"{digest}  {name}\n" for name, digest in files.items())
+    return CheckpointIdentity(files, hashlib.sha256(joined.encode()).hexdigest())
+
+
 def _shards(folder: Path) -> list[str]:
     """Shard names in order: the single file, or what the index lists."""
     if (folder / SINGLE_FILE).is_file():
@@ -149,10 +163,3 @@ def _require_tensors(config: DSparkConfig, stored: dict[str, StoredTensor], fold
         allowed = ("BF16", "F32") if name.startswith("confidence_head.") else ("BF16",)
         if entry.dtype not in allowed:
             raise TensorFormatError(f"{where}: expected dtype {' or '.join(allowed)}, found {entry.dtype}")
-
-
-def _identity(folder: Path, shards: list[str]) -> CheckpointIdentity:
-    names = sorted({"config.json", *shards})
-    files = {name: file_sha256(folder / name) for name in names}
-    joined = "".join(f"{digest}  {name}\n" for name, digest in files.items())
-    return CheckpointIdentity(files, hashlib.sha256(joined.encode()).hexdigest())

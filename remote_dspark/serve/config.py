@@ -1,0 +1,217 @@
+"""The worker's configuration: one TOML file into one frozen object.
+
+Rules: unknown keys and wrong types refuse, naming file, field, value and expectation; the sampled path is enabled by
+``modes`` here and nowhere else, and its default is OFF; relative paths are relative to the file. No secrets live in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from remote_dspark.contract import (
+    MAX_PRODUCTION_REQUESTS,
+    PRODUCTION_DEPTHS,
+    Q_FLOOR_FIRST,
+    Q_SEMANTICS,
+    SUPPORT_K,
+    DraftMode,
+)
+from remote_dspark.serve.errors import ConfigError
+from remote_dspark.wire.tls import TlsConfig
+
+DEVICES: Final = ("cpu",)
+"""Where this build drafts: the sampled head of the worker is the torch reference."""
+
+
+@dataclass(frozen=True)
+class WorkerConfig:
+    """Everything the worker is told.
+
+    Attributes:
+        path: The file it came from.
+        sha256: Digest of that file's bytes, the worker's configuration identity.
+        mode: OFF (greedy, ids only) or ON (token and exact q).
+        model: Folder of the drafter checkpoint.
+        target: Folder of the target checkpoint it was trained for: hashed for HELLO, never loaded.
+        tokenizer: ``tokenizer.json`` whose digest is the id map's identity.
+        device: torch device.
+        dtype: Compute dtype of the backbone, ``float32`` or ``bfloat16``.
+        threads: torch intra-op threads.
+        listen_address: ``host:port`` or ``unix:/path`` of the wire; port 0 picks one, which is logged.
+        metrics_host: Address of ``/health``, ``/metrics`` and ``/identity``.
+        metrics_port: Its port; 0 picks one.
+        max_requests: Requests of one STEP, slots of one session, and seats in all.
+        depth: Draft tokens per request at most.
+        support: Entries of a sampled row.
+        q_semantics: Ticket allocation.
+        markov_cache_bytes: Bound of cached bias rows.
+        max_connections: Verifier connections at once.
+        wedge_after_s: A STEP in flight for this long is WEDGED.
+        drain_timeout_s: Bound of finishing requests after SIGTERM.
+        tls: Pinned mutual TLS, or None on loopback and Unix sockets.
+    """
+
+    path: Path
+    sha256: str
+    mode: DraftMode
+    model: Path
+    target: Path
+    tokenizer: Path
+    device: str
+    dtype: str
+    threads: int
+    listen_address: str
+    metrics_host: str
+    metrics_port: int
+    max_requests: int
+    depth: int
+    support: int
+    q_semantics: str
+    markov_cache_bytes: int
+    max_connections: int
+    wedge_after_s: float
+    drain_timeout_s: float
+    tls: TlsConfig | None
+
+
+def load_config(path: Path) -> WorkerConfig:
+    """Read and check one configuration file.
+
+    Raises:
+        ConfigError: Unreadable, not TOML, or a field that is missing, unknown or out of range.
+    """
+    try:
+        data = path.read_bytes()
+        document = tomllib.loads(data.decode("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as cause:
+        raise ConfigError(f"{path}: expected a readable TOML file, found {cause}") from cause
+    return parse_config(document, path, hashlib.sha256(data).hexdigest())
+
+
+def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> WorkerConfig:
+    """Check a decoded document; see `load_config`."""
+    root = _Section(path, "", document)
+    model, listen, metrics = root.section("model"), root.section("listen"), root.section("metrics")
+    limits, tls = root.section("limits", required=False), root.section("tls", required=False)
+    folder = model.path("path")
+    metrics_host, metrics_port = metrics.host_port("address")
+    config = WorkerConfig(
+        path=path,
+        sha256=sha256,
+        mode=root.only_mode("modes"),
+        model=folder,
+        target=model.path("target", folder.parent / "target"),
+        tokenizer=model.path("tokenizer", folder.parent / "tokenizer.json"),
+        device=model.choice("device", list(DEVICES), DEVICES[0]),
+        dtype=model.choice("dtype", ["float32", "bfloat16"], "float32"),
+        threads=model.integer("threads", 1, low=1, high=256),
+        listen_address=listen.text("address"),
+        metrics_host=metrics_host,
+        metrics_port=metrics_port,
+        max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
+        depth=limits.integer("depth", max(PRODUCTION_DEPTHS), low=min(PRODUCTION_DEPTHS), high=max(PRODUCTION_DEPTHS)),
+        support=limits.integer("support", SUPPORT_K, low=SUPPORT_K, high=SUPPORT_K),
+        q_semantics=limits.choice("q_semantics", list(Q_SEMANTICS), Q_FLOOR_FIRST),
+        markov_cache_bytes=limits.integer("markov_cache_bytes", 16 << 20, low=0, high=1 << 36),
+        max_connections=limits.integer("max_connections", 4, low=1, high=64),
+        wedge_after_s=limits.seconds("wedge_after_s", 30.0),
+        drain_timeout_s=limits.seconds("drain_timeout_s", 8.0),
+        tls=_tls(tls) if tls else None,
+    )
+    for section in (root, model, listen, metrics, limits, tls):
+        section.require_all_read()
+    return config
+
+
+def _tls(section: _Section) -> TlsConfig:
+    return TlsConfig(
+        cert_path=str(section.path("cert")),
+        key_path=str(section.path("key")),
+        peers_path=str(section.path("peers")),
+        peer_fingerprints=frozenset(section.texts("peer_fingerprints")),
+    )
+
+
+class _Section:
+    """One TOML table; remembers what was read, so that unknown keys can be refused. Empty is false."""
+
+    def __init__(self, path: Path, name: str, document: Mapping[str, Any]) -> None:
+        self._path = path
+        self._name = name
+        self._document = document
+        self._read: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._document)
+
+    def _take(self, key: str, default: object = None) -> Any:
+        self._read.add(key)
+        return self._document.get(key, default)
+
+    def _refusal(self, key: str, expected: str, found: object) -> ConfigError:
+        field = f"{self._name}.{key}" if self._name else key
+        return ConfigError(f"{self._path}: field {field}: expected {expected}, found {found!r}")
+
+    def section(self, key: str, *, required: bool = True) -> _Section:
+        found = self._take(key, None if required else {})
+        if not isinstance(found, dict):
+            raise self._refusal(key, "a table", found)
+        return _Section(self._path, key, found)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        found = self._take(key, default)
+        if not isinstance(found, str) or not found:
+            raise self._refusal(key, "a non-empty string", found)
+        return found
+
+    def texts(self, key: str) -> list[str]:
+        found = self._take(key)
+        if not isinstance(found, list) or not found or not all(isinstance(item, str) for item in found):
+            raise self._refusal(key, "a list of strings", found)
+        return list(found)
+
+    def path(self, key: str, default: Path | None = None) -> Path:
+        return (self._path.parent / self.text(key, None if default is None else str(default))).resolve()
+
+    def choice(self, key: str, allowed: list[str], default: str) -> str:
+        found = self._take(key, default)
+        if found not in allowed:
+            raise self._refusal(key, f"one of {allowed}", found)
+        return str(found)
+
+    def only_mode(self, key: str) -> DraftMode:
+        """A worker's HELLO names one mode, so a list of two could only be guessed about."""
+        allowed = [mode.value for mode in DraftMode]
+        found = self._take(key, [DraftMode.OFF.value])
+        if not isinstance(found, list) or len(found) != 1 or found[0] not in allowed:
+            raise self._refusal(key, f"a list of exactly one of {allowed}", found)
+        return DraftMode(found[0])
+
+    def host_port(self, key: str) -> tuple[str, int]:
+        found = self.text(key)
+        host, _, port = found.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise self._refusal(key, "host:port", found)
+        return host, int(port)
+
+    def integer(self, key: str, default: int, *, low: int, high: int) -> int:
+        found = self._take(key, default)
+        if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
+            raise self._refusal(key, f"an integer of {low}..{high}", found)
+        return found
+
+    def seconds(self, key: str, default: float) -> float:
+        found = self._take(key, default)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 86_400:
+            raise self._refusal(key, "seconds, above 0 and below a day", found)
+        return float(found)
+
+    def require_all_read(self) -> None:
+        for key in self._document:
+            if key not in self._read:
+                raise self._refusal(key, f"one of {sorted(self._read)}", key)

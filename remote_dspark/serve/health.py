@@ -1,0 +1,73 @@
+"""The worker's state, judged by progress: what ``/health`` says and when it is WEDGED or POISONED.
+
+A listening port proves nothing. READY means that the model answered a warm-up and that no STEP has been in flight
+longer than the bound; WEDGED ends by itself when that STEP ends; POISONED never ends: only a restart clears it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from remote_dspark.contract import ServerState
+
+
+class Health:
+    """State of one worker process, safe to read from any thread.
+
+    Args:
+        clock_ns: Monotonic clock.
+        wedge_after_s: Longest time a STEP may be in flight.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int], wedge_after_s: float) -> None:
+        self._clock_ns = clock_ns
+        self._wedge_after_ns = int(wedge_after_s * 1e9)
+        self._lock = threading.Lock()
+        self._phase = ServerState.BOOTING
+        self._detail = ""
+        self._in_flight_since: int | None = None
+        self._rounds = 0
+
+    def enter(self, phase: ServerState) -> None:
+        """Move to the next phase; a poisoned worker stays poisoned."""
+        with self._lock:
+            if self._phase is not ServerState.POISONED:
+                self._phase = phase
+
+    def poison(self, detail: str) -> None:
+        """Something failed that no request caused; nothing is served any more. The first reason is kept."""
+        with self._lock:
+            if self._phase is not ServerState.POISONED:
+                self._phase, self._detail = ServerState.POISONED, detail
+
+    def step_started(self) -> None:
+        """A STEP began."""
+        with self._lock:
+            self._in_flight_since = self._clock_ns()
+
+    def step_ended(self, num_rounds: int) -> None:
+        """A STEP ended with ``num_rounds`` drafted requests, or 0 when it failed."""
+        with self._lock:
+            self._in_flight_since = None
+            self._rounds += num_rounds
+
+    @property
+    def state(self) -> ServerState:
+        """The state now."""
+        with self._lock:
+            waiting = self._in_flight_since is not None
+            is_late = waiting and self._clock_ns() - (self._in_flight_since or 0) > self._wedge_after_ns
+            return ServerState.WEDGED if is_late and self._phase is not ServerState.POISONED else self._phase
+
+    def to_document(self) -> dict[str, str | int]:
+        """The JSON of ``GET /health``."""
+        state = self.state
+        with self._lock:
+            since = self._in_flight_since
+            return {
+                "state": state.value,
+                "rounds": self._rounds,
+                "in_flight_ns": 0 if since is None else self._clock_ns() - since,
+                "detail": self._detail,
+            }
