@@ -30,9 +30,9 @@ from filelock import FileLock, Timeout
 
 from receipts.chain import Head, link_draft, parse_head
 from receipts.errors import Code, ReceiptError
+from receipts.findings import Entry
 from receipts.model import Predicate
 from receipts.reader import MAX_BYTES, Receipt, read_receipt
-from receipts.verify import Entry
 
 ReceiptId = NewType("ReceiptId", str)
 """The sha256 of the stored bytes, 64 hex digits."""
@@ -90,7 +90,11 @@ class Store:
         with self._locked():
             self._recover()
             receipt = link_draft(draft, self.head().next_link())
-            self._stage(receipt, files, signer)
+            try:
+                self._stage(receipt, files, signer)
+            except BaseException:
+                self._clear_pending()
+                raise
             self._publish(receipt)
         return ReceiptId(receipt.id)
 
@@ -125,7 +129,9 @@ class Store:
                 return
             if any((self.path / "receipts").iterdir()):
                 raise ReceiptError(
-                    Code.HEAD_MISMATCH, "receipts without a HEAD: restore HEAD from a backup or start a new store", "HEAD"
+                    Code.HEAD_MISMATCH,
+                    "receipts without a HEAD: restore HEAD from a backup or start a new store",
+                    "HEAD",
                 )
             (self.path / "SHA256SUMS").touch(mode=0o644)
             self._write_head(Head(log=secrets.token_hex(16), count=0, head=None))
@@ -195,7 +201,9 @@ class Store:
 
     def _clear_pending(self) -> None:
         # The receipt goes last: as long as it is there, the rest can still be published.
-        for left in sorted((self.path / "pending").iterdir(), key=lambda p: _RECEIPT_NAME.fullmatch(p.name) is not None):
+        for left in sorted(
+            (self.path / "pending").iterdir(), key=lambda p: _RECEIPT_NAME.fullmatch(p.name) is not None
+        ):
             left.unlink()
 
     def _add_sums(self, lines: list[str]) -> None:
@@ -205,8 +213,8 @@ class Store:
         descriptor = os.open(self.path / "SHA256SUMS", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(descriptor, "r+b") as sums:
             size = sums.seek(0, os.SEEK_END)
-            # Lines of one receipt are written together, so a repetition can only be in the last of them.
-            start = sums.seek(max(0, size - 65_536 * 16))
+            # Lines of one receipt are written together, so a repetition can only be near the end.
+            start = sums.seek(max(0, size - 4096 - 2 * sum(len(line) + 1 for line in lines)))
             tail = sums.read()
             if tail and not tail.endswith(b"\n"):
                 tail = tail[: tail.rfind(b"\n") + 1]
@@ -250,8 +258,9 @@ class Store:
         folder = self.path / "receipts"
         if not folder.is_dir():
             raise ReceiptError(Code.NOT_A_FILE, "expected a store with a receipts folder, found none", str(self.path))
-        receipts, envelopes = [], {}  # type: ignore[var-annotated]
-        for name in sorted(os.listdir(folder)):
+        receipts: list[str] = []
+        envelopes: dict[str, list[str]] = {}
+        for name in sorted(entry.name for entry in os.scandir(folder)):
             match = _ENVELOPE_NAME.fullmatch(name)
             if match:
                 envelopes.setdefault(match[1], []).append(name)
@@ -360,7 +369,8 @@ def _copy_sample(source: Path, target: Path, sha256: str, size_bytes: int) -> No
     if digest.hexdigest() != sha256 or size != size_bytes:
         target.unlink()
         raise ReceiptError(
-            Code.DIGEST_MISMATCH, f"expected {size_bytes} bytes of sha256 {sha256}, found {size} of {digest.hexdigest()}",
+            Code.DIGEST_MISMATCH,
+            f"expected {size_bytes} bytes of sha256 {sha256}, found {size} of {digest.hexdigest()}",
             source.name,
         )
 
