@@ -216,6 +216,16 @@ class HeadBuffers:
         self.candidate.fill_(0x7E5AFFFF)
 
 
+def require_logits(rows: torch.Tensor, num_rows: int, vocab_size: int) -> None:
+    """Checks BF16 rows.
+
+    Raises:
+        ValueError: Another dtype, too few rows or columns, or columns that are not contiguous.
+    """
+    if rows.dtype != torch.bfloat16 or rows.shape[0] != num_rows or rows.shape[1] < vocab_size or rows.stride(1) != 1:
+        raise ValueError(f"expected bf16 [{num_rows}, >= {vocab_size}], found {rows.dtype} {tuple(rows.shape)}")
+
+
 def launch_position(
     settings: HeadSettings,
     buffers: HeadBuffers,
@@ -244,13 +254,10 @@ def launch_position(
     """
     tiling = settings.tiling
     num_rows = control.shape[0]
-    for name, tensor in (("logits", logits), ("bias_rows", bias_rows)):
-        if tensor.dtype != torch.bfloat16 or tensor.shape[1] < tiling.vocab_size or tensor.stride(1) != 1:
-            raise ValueError(
-                f"{name}: expected bf16 [rows, >= {tiling.vocab_size}], found {tensor.dtype} {tensor.shape}"
-            )
-    if logits.shape[0] != num_rows or (slots is None) != (previous is None):
-        raise ValueError(f"expected {num_rows} rows of logits, and slots with previous, found {logits.shape[0]}")
+    require_logits(logits, num_rows, tiling.vocab_size)
+    require_logits(bias_rows, bias_rows.shape[0], tiling.vocab_size)
+    if (slots is None) != (previous is None):
+        raise ValueError("slots and previous belong together: a cache row is looked up by the previous token")
     overlap = settings.overlap and step > 0
     sampled_head_kernel[(tiling.num_tiles, num_rows)](
         logits.view(torch.int16),
