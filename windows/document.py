@@ -8,24 +8,44 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeVar
 
 import rfc8785
-from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from windows.errors import DocumentError, PlanError, describe_errors
 
 MAX_FILE_DEPTH: Final = 16
 """Deeper nesting than any site or plan has; a limit before recursion, not after it."""
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,62}$")]
+
+def shaped(pattern: str, words: str, max_length: int = 1024) -> AfterValidator:
+    """A constraint on a string that says in words what it expects.
+
+    Args:
+        pattern: The whole string must match.
+        words: Completes "expected …" in the error.
+        max_length: Longest accepted string, in characters.
+    """
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if len(text) > max_length or compiled.fullmatch(text) is None:
+            raise ValueError(f"expected {words}")
+        return text
+
+    return AfterValidator(check)
+
+
+Name = Annotated[str, shaped(r"[a-z0-9][a-z0-9._-]{0,62}", "a name of a-z, 0-9, '.', '_' and '-', at most 63 long")]
 """A name of ours: of a host, a service, a step. Safe in a file name, a unit name and a receipt."""
 
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-AbsolutePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f]*$", max_length=1024)]
-Text = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=65536)]
+EnvName = Annotated[str, shaped(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "the name of an environment variable")]
+Sha256 = Annotated[str, shaped(r"[0-9a-f]{64}", "64 lower-case hex digits")]
+AbsolutePath = Annotated[str, shaped(r"/[^\x00-\x1f]*", "an absolute path")]
+Text = Annotated[str, shaped(r"[^\x00]*", "text without NUL, at most 65536 long", 65536)]
 """Free text handed on to a program: no NUL, because no argv and no environment can carry one."""
 
 

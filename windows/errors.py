@@ -25,7 +25,7 @@ from pydantic import ValidationError
 SHOWN_CHARS: Final = 80
 """A found value is cut here: an error line has to fit a terminal and a log."""
 
-HIDDEN_FIELDS: Final = frozenset({"env", "secret_env", "body", "argv", "start"})
+HIDDEN_FIELDS: Final = frozenset({"env", "secret_env", "body", "argv", "start", "url"})
 """Fields whose values may carry a credential: an error names them and never quotes them."""
 
 
@@ -91,7 +91,18 @@ def describe_errors(error: ValidationError, known_fields: Iterable[str] = ()) ->
         One line per refused field, in the file's order.
     """
     known = tuple(known_fields)
-    return [_describe(item, known) for item in error.errors(include_url=False)]
+    items = error.errors(include_url=False)
+    # A part that was refused also makes its list too short: only the part is worth a line.
+    faulty = [item["loc"] for item in items]
+    own = [
+        item for item in items if item["type"] != "too_short" or not any(_is_inside(loc, item["loc"]) for loc in faulty)
+    ]
+    return [_describe(item, known) for item in own]
+
+
+def _is_inside(inner: Sequence[int | str], outer: Sequence[int | str]) -> bool:
+    """Whether a location lies strictly inside another one."""
+    return len(inner) > len(outer) and tuple(inner[: len(outer)]) == tuple(outer)
 
 
 def _describe(item: Any, known: Sequence[str]) -> str:

@@ -13,15 +13,15 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, TypeAdapter, ValidationError
 
-from windows.document import Name, Sha256, Strict
+from windows.document import Name, Sha256, Strict, shaped
 from windows.errors import JournalError, describe_errors
 from windows.hold_table import Action, HoldEvent, HostFact, HostPhase, Moment
 
 RECORD_SCHEMA: Final = "coordinator/hold-record/v1"
 
-HoldId = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{7,63}$")]
-OperationId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$")]
-Utc = Annotated[str, StringConstraints(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}Z$")]
+HoldId = Annotated[str, shaped(r"[a-z0-9][a-z0-9-]{7,63}", "a hold id")]
+OperationId = Annotated[str, shaped(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}", "an operation id")]
+Utc = Annotated[str, shaped(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,18}Z", "a UTC time with Z")]
 MAX_DETAIL: Final = 2000
 
 

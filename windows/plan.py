@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from remote_dspark.contract import DraftMode
 from windows.design import require_consecutive, require_design
-from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document
+from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document, shaped
 from windows.site import Port, Probe, Role, require_no_secret_option, require_no_secret_value
 from windows.template import KNOWN_PLACEHOLDERS, require_known
 
 PLAN_SCHEMA: Final = "coordinator/plan/v1"
 
-ArmLabel = Annotated[str, StringConstraints(pattern=r"^[AB][1-9][0-9]?$")]
+ArmLabel = Annotated[str, shaped(r"[AB][1-9][0-9]?", "an arm label: A or B and the number of its pair")]
 Bound = Annotated[int, Field(ge=1, le=86_400)]
-DecimalText = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,3})(\.[0-9]{1,6})?$")]
+DecimalText = Annotated[str, shaped(r"(0|[1-9][0-9]{0,3})(\.[0-9]{1,6})?", "a decimal number in quotes")]
 
 
 class StepKind(StrEnum):
@@ -171,7 +171,7 @@ class Arm(Strict):
     """
 
     mode: DraftMode
-    settings: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")], Text] = Field(default_factory=dict)
+    settings: dict[Annotated[str, shaped(r"[a-z][a-z0-9_]*", "a placeholder name")], Text] = Field(default_factory=dict)
 
     @field_validator("settings")
     @classmethod
@@ -216,7 +216,10 @@ class Load(Strict):
     """
 
     manifest: Annotated[
-        str, StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*$")
+        str,
+        shaped(
+            r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", "a relative path below the plan file", 255
+        ),
     ]
     manifest_sha256: Sha256
     concurrency: Annotated[int, Field(ge=1, le=64)]
@@ -298,7 +301,7 @@ class WindowPlan(Strict):
     restore_reserve_s: Bound
     orphan_after_s: Bound
     provisional_s: Annotated[int, Field(ge=5, le=600)] = 60
-    holds: dict[Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]?$")], tuple[ArmLabel, ...]]
+    holds: dict[Annotated[str, shaped(r"[1-9][0-9]?", "the number of a hold, from 1")], tuple[ArmLabel, ...]]
     arms: Arms | None = None
     services: tuple[ArmService, ...] = ()
     pair_qualify: Program | None = None

@@ -14,21 +14,26 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document
+from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document, shaped
 
 SITE_SCHEMA: Final = "coordinator/site/v1"
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 Seconds = Annotated[int, Field(ge=0, le=86_400)]
-Device = Annotated[str, StringConstraints(pattern=r"^((GPU|MIG)-[0-9A-Fa-f-]{8,}|[a-z][a-z0-9-]{0,31})$")]
+Device = Annotated[
+    str, shaped(r"(GPU|MIG)-[0-9A-Fa-f-]{8,}|[a-z][a-z0-9-]{0,31}", "a GPU UUID, or a name such as cpu0", 64)
+]
 """A GPU UUID as the driver prints it, or the name of a device that has none, e.g. ``cpu0``."""
 
 UnitName = Annotated[
-    str, StringConstraints(pattern=r"^[A-Za-z0-9:_.\\@-]{1,200}\.(service|socket|timer|target|path|scope)$")
+    str,
+    shaped(
+        r"[A-Za-z0-9:_.\\@-]{1,200}\.(service|socket|timer|target|path|scope)", "a unit's full name, e.g. a.service"
+    ),
 ]
-ContainerName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+ContainerName = Annotated[str, shaped(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", "a container's name or id")]
 
 _SECRET_NAME = re.compile(r"(SECRET|TOKEN|PASSW|API_?KEY|PRIVATE_?KEY|CREDENTIAL)(?!IZ)", re.IGNORECASE)
 # TOKENIZERS_PARALLELISM and MAX_NUM_BATCHED_TOKENS are settings; HF_TOKEN is not.
@@ -106,7 +111,7 @@ def require_no_secret_option(argv: tuple[str, ...]) -> None:
 class Probe(Strict):
     """A real request that proves a service serves."""
 
-    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s@]+$", max_length=1024)]
+    url: Annotated[str, shaped(r"https?://[^\s@]+", "an http or https URL with no user name in it")]
     """No user information: a password in a URL ends in logs."""
     method: Literal["GET", "POST"] = "GET"
     body: Text = ""
@@ -151,7 +156,7 @@ class Service(Strict):
     ports: tuple[Port, ...] = ()
     watch_s: Seconds = 5
     expected: ServiceState = ServiceState.RUNNING
-    supervisors: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9:_.\\@-]{1,200}$")], ...] = ()
+    supervisors: tuple[Annotated[str, shaped(r"[A-Za-z0-9:_.\\@-]{1,200}", "the name of a unit or service")], ...] = ()
     stop_order: Annotated[int, Field(ge=0, le=1000)] = 0
     probe: Probe | None = None
 
@@ -189,8 +194,8 @@ class Service(Strict):
         return self
 
     def to_guard(self) -> dict[str, Any]:
-        """The JSON object the guard takes: every field, absent ones as None."""
-        return self.model_dump(mode="json")
+        """The JSON object the guard takes: every field, absent ones as None; signals without their ``SIG``."""
+        return {**self.model_dump(mode="json"), "stop_signal": self.stop_signal.removeprefix("SIG")}
 
 
 class Host(Strict):
@@ -206,9 +211,9 @@ class Host(Strict):
 
     name: Name
     transport: Literal["local", "ssh"]
-    address: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}$")] | None = None
+    address: Annotated[str, shaped(r"[A-Za-z0-9][A-Za-z0-9.:_-]{0,252}", "a host name or address")] | None = None
     port: Port = 22
-    user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] | None = None
+    user: Annotated[str, shaped(r"[a-z_][a-z0-9_-]{0,31}", "a user name")] | None = None
     host_key: HostKey | None = None
     identity_file: AbsolutePath | None = None
     python: AbsolutePath
