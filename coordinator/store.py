@@ -9,9 +9,10 @@ Layout::
     samples/<sha256>         0444, raw files by content
     pending/                 what is being written; empty unless a writer died
 
-Everything of one receipt is written and synced in ``pending/`` first; renaming the receipt to its final name there is
-the commit point. After it, the same idempotent steps publish it, whether this writer does them or the next one after a
-crash; before it, nothing has happened. Reading opens regular files only, follows no link and leaves the folder alone.
+Everything of one receipt is written and synced in ``pending/`` first; that all of it is there, whole, is the commit
+point (names carry digests, so a torn file shows). After it, the same idempotent steps publish it, whether this writer
+does them or the next one after a crash; before it, nothing has happened. Reading opens regular files only, follows no
+link and leaves the folder alone.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ import hashlib
 import os
 import re
 import secrets
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NewType, Protocol
 
 from filelock import FileLock, Timeout
 
+from coordinator.store_files import Syncer, copy_sample, link_new, read_file, write_new
 from receipts.chain import Head, link_draft, parse_head
 from receipts.errors import Code, ReceiptError
 from receipts.findings import Entry
 from receipts.model import Predicate
-from receipts.reader import MAX_BYTES, Receipt, read_receipt
+from receipts.raw import check_sample
+from receipts.reader import MAX_BYTES, Receipt, read_document, read_receipt
 
 ReceiptId = NewType("ReceiptId", str)
 """The sha256 of the stored bytes, 64 hex digits."""
@@ -40,7 +42,6 @@ ReceiptId = NewType("ReceiptId", str)
 LOCK_TIMEOUT_S: Final = 30.0
 _RECEIPT_NAME: Final = re.compile(r"([0-9]{8,})-([a-z-]+)-([0-9a-f]{12})\.json")
 _ENVELOPE_NAME: Final = re.compile(r"([0-9]{8,}-[a-z-]+-[0-9a-f]{12})\.([0-9a-f]{12})\.dsse\.json")
-_CHUNK: Final = 1 << 20
 
 
 class Signer(Protocol):
@@ -64,6 +65,7 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self._syncer = Syncer()
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -112,11 +114,13 @@ class Store:
             final = f"{name.removesuffix('.json')}.{signer.keyid[:12]}.dsse.json"
             if (self.path / "receipts" / final).exists():
                 raise ReceiptError(Code.BAD_NAME, "expected a new signer, found this key's envelope already", final)
-            _write_new(self.path / "pending" / final, envelope)
-            _link_new(self.path / "pending" / final, self.path / "receipts" / final)
-            _sync_folder(self.path / "receipts")
+            staged = self.path / "pending" / final
+            write_new(staged, envelope)
+            self._syncer.sync(staged, staged.parent)
+            link_new(staged, self.path / "receipts" / final)
             self._add_sums([f"{hashlib.sha256(envelope).hexdigest()}  receipts/{final}"])
-            (self.path / "pending" / final).unlink()
+            self._syncer.sync(self.path / "receipts", self.path / "SHA256SUMS")
+            staged.unlink()
         return final
 
     def _create(self) -> None:
@@ -134,7 +138,11 @@ class Store:
                     "HEAD",
                 )
             (self.path / "SHA256SUMS").touch(mode=0o644)
-            self._write_head(Head(log=secrets.token_hex(16), count=0, head=None))
+            empty = Head(log=secrets.token_hex(16), count=0, head=None)
+            write_new(self.path / "HEAD.new", empty.encode(), mode=0o644, replace=True)
+            self._syncer.sync(self.path / "HEAD.new")
+            (self.path / "HEAD.new").rename(self.path / "HEAD")
+            self._syncer.sync(self.path, self.path.parent)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -150,49 +158,73 @@ class Store:
 
     def _stage(self, receipt: Receipt, files: Mapping[str, Path], signer: Signer | None) -> None:
         pending = self.path / "pending"
+        written: list[Path] = []
         for sample in receipt.predicate.samples:
+            staged = pending / f"sample-{sample.sha256}"
             # Two names may have the same content; it is stored once.
-            if not (pending / f"sample-{sample.sha256}").exists():
-                _copy_sample(files[sample.name], pending / f"sample-{sample.sha256}", sample.sha256, sample.size_bytes)
+            if staged not in written:
+                copy_sample(files[sample.name], staged, sample.sha256, sample.size_bytes)
+                written.append(staged)
         stem = receipt_stem(receipt.predicate.chain.sequence, receipt.predicate.kind, receipt.id)
         if signer is not None:
-            _write_new(pending / f"{stem}.{signer.keyid[:12]}.dsse.json", signer.sign(receipt.content))
-        _write_new(pending / "part", receipt.content)
-        (pending / "part").rename(pending / f"{stem}.json")
-        _sync_folder(pending)
+            written.append(pending / f"{stem}.{signer.keyid[:12]}.dsse.json")
+            write_new(written[-1], signer.sign(receipt.content))
+        written.append(pending / f"{stem}.json")
+        write_new(written[-1], receipt.content)
+        self._syncer.sync(*written, pending)
 
     def _publish(self, receipt: Receipt) -> None:
         """Make a staged receipt visible. Every step may have been done already by a writer that died."""
         stem = receipt_stem(receipt.predicate.chain.sequence, receipt.predicate.kind, receipt.id)
         pending, folder = self.path / "pending", self.path / "receipts"
-        lines = []
-        for sample in receipt.predicate.samples:
-            staged, final = pending / f"sample-{sample.sha256}", self.path / "samples" / sample.sha256
+        lines, touched = [], [folder, self.path / "SHA256SUMS"]
+        for digest in sorted({sample.sha256 for sample in receipt.predicate.samples}):
+            staged, final = pending / f"sample-{digest}", self.path / "samples" / digest
             if staged.exists() and not final.exists():
-                _link_new(staged, final)
-                lines.append(f"{sample.sha256}  samples/{sample.sha256}")
-        if receipt.predicate.samples:
-            _sync_folder(self.path / "samples")
+                link_new(staged, final)
+                lines.append(f"{digest}  samples/{digest}")
+                touched.append(self.path / "samples")
         for envelope in sorted(pending.glob(f"{stem}.*.dsse.json")):
-            _link_new(envelope, folder / envelope.name)
+            link_new(envelope, folder / envelope.name)
             lines.append(f"{hashlib.sha256(envelope.read_bytes()).hexdigest()}  receipts/{envelope.name}")
-        _link_new(pending / f"{stem}.json", folder / f"{stem}.json")
+        link_new(pending / f"{stem}.json", folder / f"{stem}.json")
         lines.append(f"{receipt.id}  receipts/{stem}.json")
-        _sync_folder(folder)
         self._add_sums(lines)
         head = self.head()
         if head.head != receipt.id:
-            self._write_head(head.follow(receipt))
+            write_new(self.path / "HEAD.new", head.follow(receipt).encode(), mode=0o644, replace=True)
+            self._syncer.sync(self.path / "HEAD.new", *touched)
+            (self.path / "HEAD.new").rename(self.path / "HEAD")
+        self._syncer.sync(self.path, *touched)
         self._clear_pending()
 
     def _recover(self) -> None:
-        """Finish what a dead writer committed; drop what it had not."""
+        """Finish what a dead writer had staged whole; drop what was torn, for nobody was told that it exists."""
         for left in sorted((self.path / "pending").iterdir()):
             if _RECEIPT_NAME.fullmatch(left.name):
-                receipt = read_receipt(_read_file(left))
-                self._restore_sum_lines(receipt)
-                self._publish(receipt)
+                receipt = self._whole(left)
+                if receipt is not None:
+                    self._restore_sum_lines(receipt)
+                    self._publish(receipt)
         self._clear_pending()
+
+    def _whole(self, staged: Path) -> Receipt | None:
+        """The staged receipt if it, its envelopes and its raw files are complete."""
+        pending, stem = staged.parent, staged.name.removesuffix(".json")
+        try:
+            receipt = read_receipt(read_file(staged))
+            link = receipt.predicate.chain
+            if stem != receipt_stem(link.sequence, receipt.predicate.kind, receipt.id):
+                return None
+            for envelope in pending.glob(f"{stem}.*.dsse.json"):
+                read_document(read_file(envelope, 2 * MAX_BYTES), 2 * MAX_BYTES)
+            for sample in receipt.predicate.samples:
+                content = self.read_sample(sample.sha256, pending / f"sample-{sample.sha256}")
+                if content is None or check_sample(sample, content):
+                    return None
+        except ReceiptError:
+            return None
+        return receipt
 
     def _restore_sum_lines(self, receipt: Receipt) -> None:
         # A sample linked before the crash may miss its line; ``_publish`` only names those it links itself.
@@ -222,13 +254,6 @@ class Store:
             sums.truncate(start + len(tail))
             sums.seek(0, os.SEEK_END)
             sums.write("".join(f"{line}\n" for line in lines if line not in known).encode())
-            sums.flush()
-            os.fsync(sums.fileno())
-
-    def _write_head(self, head: Head) -> None:
-        _write_new(self.path / "HEAD.new", head.encode(), mode=0o644, replace=True)
-        (self.path / "HEAD.new").rename(self.path / "HEAD")
-        _sync_folder(self.path)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -238,18 +263,18 @@ class Store:
         Raises:
             receipts.errors.ReceiptError: There is no store here, or HEAD is not a head.
         """
-        return parse_head(_read_file(self.path / "HEAD"))
+        return parse_head(read_file(self.path / "HEAD"))
 
     def sums(self) -> bytes:
         """The content of SHA256SUMS."""
-        return _read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
+        return read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
 
     def entries(self) -> Iterator[Entry]:
         """Every receipt file in order of its name, read once, with its envelopes. Names that fit nothing come too."""
         receipts, envelopes = self._names()
         for name in receipts:
             stem = name.removesuffix(".json")
-            signatures = tuple(_read_file(self.path / "receipts" / e) for e in envelopes.pop(stem, ()))
+            signatures = tuple(read_file(self.path / "receipts" / e) for e in envelopes.pop(stem, ()))
             yield self._entry(name, signatures)
         for stem, names in sorted(envelopes.items()):
             yield Entry(name=names[0], content=b"", refused=ReceiptError(Code.FOREIGN, f"no receipt {stem}", names[0]))
@@ -273,7 +298,7 @@ class Store:
             refused = ReceiptError(Code.BAD_NAME, "expected NNNNNNNN-kind-digest12.json", name)
             return Entry(name=name, content=b"", refused=refused)
         try:
-            return Entry(name=name, content=_read_file(self.path / "receipts" / name), envelopes=envelopes)
+            return Entry(name=name, content=read_file(self.path / "receipts" / name), envelopes=envelopes)
         except ReceiptError as error:
             return Entry(name=name, content=b"", refused=error)
 
@@ -290,7 +315,7 @@ class Store:
         for name in self._names()[0]:
             match = _RECEIPT_NAME.fullmatch(name)
             if match and (match[3].startswith(wanted) or wanted.startswith(match[3])):
-                content = _read_file(self.path / "receipts" / name)
+                content = read_file(self.path / "receipts" / name)
                 if hashlib.sha256(content).hexdigest().startswith(wanted):
                     matches.append((name, content))
         if len(matches) != 1:
@@ -301,78 +326,10 @@ class Store:
         """Where a raw file with this digest is kept, whether or not it is there."""
         return self.path / "samples" / sha256
 
-    def read_sample(self, sha256: str) -> bytes | None:
+    def read_sample(self, sha256: str, staged: Path | None = None) -> bytes | None:
         """Content of a raw file, None when it is not in the store. The digest is the caller's to check."""
-        if not self.sample_path(sha256).exists():
-            return None
-        return _read_file(self.sample_path(sha256), max_bytes=1 << 32)
-
-
-# -- files ---------------------------------------------------------------------------------------------------------
-
-
-def _read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a regular file once, through one descriptor, following no link."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise ReceiptError(Code.NOT_A_FILE, f"cannot open a regular file: {error.strerror}", str(path)) from error
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise ReceiptError(Code.NOT_A_FILE, "expected a regular file", str(path))
-        if facts.st_size > max_bytes:
-            raise ReceiptError(Code.TOO_LARGE, f"expected at most {max_bytes} bytes, found {facts.st_size}", str(path))
-        return file.read(facts.st_size + 1) or b""
-
-
-def _write_new(path: Path, content: bytes, mode: int = 0o444, replace: bool = False) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if replace else os.O_EXCL)
-    with os.fdopen(os.open(path, flags, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _link_new(source: Path, target: Path) -> None:
-    # link, not rename: it refuses to replace what is there. The same inode there means a dead writer got this far.
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except FileExistsError:
-        if not source.samefile(target):
-            raise ReceiptError(Code.CHAIN_DUPLICATE, "expected no file of this name", str(target)) from None
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _copy_sample(source: Path, target: Path, sha256: str, size_bytes: int) -> None:
-    """Copy while hashing: what is stored is what was hashed."""
-    digest = hashlib.sha256()
-    read_flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-    write_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with (
-        os.fdopen(os.open(source, read_flags), "rb") as reader,
-        os.fdopen(os.open(target, write_flags, 0o444), "wb") as writer,
-    ):
-        while chunk := reader.read(_CHUNK):
-            digest.update(chunk)
-            writer.write(chunk)
-        size = writer.tell()
-        writer.flush()
-        os.fsync(writer.fileno())
-    if digest.hexdigest() != sha256 or size != size_bytes:
-        target.unlink()
-        raise ReceiptError(
-            Code.DIGEST_MISMATCH,
-            f"expected {size_bytes} bytes of sha256 {sha256}, found {size} of {digest.hexdigest()}",
-            source.name,
-        )
+        path = staged if staged is not None and staged.exists() else self.sample_path(sha256)
+        return read_file(path, max_bytes=1 << 32) if path.exists() else None
 
 
 def _require_samples(predicate: Predicate, files: Mapping[str, Path]) -> None:
