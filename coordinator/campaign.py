@@ -8,7 +8,7 @@ is back before anything else happens.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -88,6 +88,7 @@ class Campaign:
         plan_sha256, self.writer.plan_sha256 = self.writer.plan_sha256, first.sha256
         started = self.writer.now()
         result = self._hold(first, 1, body=None, reason="first hold: measure stop and restore")
+        self.holds.append(result)
         if result.window is not None and result.receipt is not None:
             self.budget = write_budget(self.writer, result.window, started, result.receipt)
         self.writer.plan_sha256 = plan_sha256
@@ -96,18 +97,18 @@ class Campaign:
 
     def run(self) -> CampaignResult:
         """Both holds, then the comparison when both ended well."""
-        self._require_evidence()
         result = CampaignResult(self.compiled, self.writer.store.path)
         for number in self.compiled.plan.hold_numbers():
+            self._require_budget()
             hold = self._hold(self.compiled, number, body=self._body, reason=f"campaign {self.writer.campaign}")
             self.holds.append(hold)
             result.holds.append(hold)
             if hold.exit_code is not ExitCode.DONE:
                 return result
-        blocks = [block for hold in self.holds for block in hold.blocks]
+        blocks = [block for hold in result.holds for block in hold.blocks]
         comparison = compare(self.compiled.plan, blocks)
         result.comparison = comparison
-        result.comparison_receipt = write_comparison(self.writer, self.compiled, comparison, self.holds)
+        result.comparison_receipt = write_comparison(self.writer, self.compiled, comparison, result.holds)
         return result
 
     def admit(self, policy: Path) -> Admission:
@@ -118,29 +119,38 @@ class Campaign:
         """Verify what was written, as a stranger would."""
         result.verified = verify_store(self.writer.store.path)
 
-    def _require_evidence(self) -> None:
-        """Admission before any host is changed: what the plan asks for is in this store and passed.
+    def hold_open(self, number: int, reason: str) -> HoldResult:
+        """One hold by hand: held until a signal, the deadline or a loss."""
 
-        Raises:
-            AdmissionRefused: Names every missing piece.
-        """
-        missing = [
-            entry.kind
-            for entry in self.compiled.plan.required_evidence
-            if not (entry.kind == Kind.BUDGET and self.budget) and not (entry.kind == Kind.SOURCE_IDENTITY and self.source)
-        ]
-        if missing:
-            raise AdmissionRefused(
-                "required evidence is missing",
-                expected=", ".join(missing),
-                found="none in this campaign's store",
-                next_step="run a plan of purpose first-hold for the budget, `pair-qualify` and `measure` for the rest",
-            )
+        def wait(window: Window, _result: HoldResult) -> None:
+            self.reporter.step(f"HELD as {window.hold_id}; Ctrl-C restores production", left_s=window.remaining_s())
+            while window.remaining_s() > 0:
+                self.interrupt.check()
+                window.check_ownership()
+                self.clock.sleep(0.2)
+
+        return self._hold(self.compiled, number, body=wait, reason=reason)
 
     def _body(self, window: Window, result: HoldResult) -> None:
         HoldBody(self, window, result).run()
 
-    def _hold(self, compiled: CompiledPlan, number: int, *, body: object, reason: str) -> HoldResult:
+    def _require_budget(self) -> None:
+        """Missing budget evidence refuses (DECISIONS 12).
+
+        Raises:
+            AdmissionRefused: No budget receipt stands behind this campaign.
+        """
+        if self.budget is None:
+            raise AdmissionRefused(
+                "budget evidence is missing",
+                expected="a budget receipt of these hosts",
+                found="none",
+                next_step="run a plan of purpose first-hold first",
+            )
+
+    def _hold(
+        self, compiled: CompiledPlan, number: int, *, body: Callable[[Window, HoldResult], None] | None, reason: str
+    ) -> HoldResult:
         """One hold from lease to close, its receipts written whatever happened."""
         started = self.writer.now()
         window = Window(
@@ -152,7 +162,7 @@ class Campaign:
             with window:
                 self.interrupt.check()
                 window.open()
-                if callable(body):
+                if body is not None:
                     body(window, result)
         except GuardRefusal as refusal:
             result.error = as_coordinator_error(refusal)

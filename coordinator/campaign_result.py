@@ -12,9 +12,10 @@ from coordinator.render import Reporter
 from coordinator.store import ReceiptId
 from coordinator.window import Window
 from windows.arm import ArmBlock
-from windows.compare import Comparison, ComparisonOutcome
+from windows.compare import Comparison
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode, combine
+from windows.judge import ComparisonOutcome
 from windows.measures import Measures, decimal_text
 
 _OUTCOME_CODES = {

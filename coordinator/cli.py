@@ -44,12 +44,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def rehearse(
     directory: Annotated[Path, typer.Option("--dir", help="Where the rehearsal lives.")] = Path("build/rehearsal"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests: every step, little statistics.")] = False,
+    state: Annotated[Path | None, typer.Option("--state", help="The guard's state folder; one per user if not given.")] = None,
     json: JsonOption = False,
 ) -> None:
     """The whole campaign on this machine, with real processes and locks; receipts say REHEARSED or EMULATED."""
     from coordinator.rehearse import run_rehearsal
 
-    _finish(run_rehearsal(directory.absolute(), quick=quick, json=json))
+    _finish(run_rehearsal(directory.absolute(), quick=quick, json=json, state_dir=state.absolute() if state else None))
 
 
 @app.command()
@@ -61,7 +62,7 @@ def campaign(
     json: JsonOption = False,
 ) -> None:
     """HOLD 1 (pair-qualify, A1, B1), HOLD 2 (pair-qualify, B2, A2), comparison, admission, on the site's hosts."""
-    from coordinator.campaign import run_campaign_command
+    from coordinator.campaign_command import run_campaign_command
 
     _finish(run_campaign_command(site, plan, store, policy, json=json))
 

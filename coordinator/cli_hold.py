@@ -31,10 +31,10 @@ def hold_open(
     store: StoreOption = _STORE,
     json: JsonOption = False,
 ) -> None:
-    """Lease, snapshot, arm the dead-man, stop production and prove it. The hosts put it back at the deadline."""
-    from coordinator import hold_commands
+    """Lease, snapshot, arm the dead-man, stop production; stay until Ctrl-C or the deadline; then put it back."""
+    from coordinator import campaign_command
 
-    raise typer.Exit(hold_commands.open_hold(site, plan, store, number=number, reason=reason, json=json))
+    raise typer.Exit(campaign_command.open_hold(site, plan, store, number=number, reason=reason, json=json))
 
 
 @hold_app.command("status")

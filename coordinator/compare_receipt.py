@@ -20,9 +20,7 @@ def write_comparison(
     started = writer.now()
     documents = [block.observation for hold in holds for block in hold.blocks]
     arms = [Parent(kind=Kind.ARM, sha256=receipt, role=label) for hold in holds for label, receipt in hold.arms]
-    held = [
-        Parent(kind=Kind.HOLD, sha256=hold.receipt, role=f"hold-{hold.number}") for hold in holds if hold.receipt
-    ]
+    held = [Parent(kind=Kind.HOLD, sha256=hold.receipt, role=f"hold-{hold.number}") for hold in holds if hold.receipt]
     classes: list[Evidence] = [writer.computation_evidence([dict(document)]) for document in documents]
     return writer.write(
         Kind.COMPARISON,

@@ -205,7 +205,10 @@ def conclude_exit_of(ended: Exit) -> Verdict:
     if ended.kind is ExitKind.EXITED and ended.code == 0:
         return PASS
     seen = ended.kind in (ExitKind.EXITED, ExitKind.SIGNALLED, ExitKind.TIMED_OUT)
-    return verdict(Outcome.FAIL if seen else Outcome.UNKNOWN, f"ended: {ended.kind.value} {ended.code or ended.signal or ''}".strip())
+    return verdict(
+        Outcome.FAIL if seen else Outcome.UNKNOWN,
+        f"ended: {ended.kind.value} {ended.code or ended.signal or ''}".strip(),
+    )
 
 
 def weakest(*classes: Evidence) -> Evidence:

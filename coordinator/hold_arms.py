@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
@@ -24,7 +25,7 @@ from coordinator.window import Window
 from receipts import bodies
 from receipts.fields import Kind, Outcome, Parent, Row, Subject
 from remote_dspark.contract import DraftMode
-from windows.arm import ArmBlock, ArmFacts
+from windows.arm import BASELINE, FINAL, HEADLINE, PROFILED, ArmBlock, ArmFacts
 from windows.gates import arm_findings
 from windows.hold_table import HoldEvent
 from windows.measures import measure
@@ -151,9 +152,7 @@ class HoldBody:
         for running, run in reversed(runs):
             self._runner.end(running, run)
         if block is not None:
-            self._result.blocks.append(
-                ArmBlock(block.label, block.hold, block.observation, block.requests, block.inter_token_ns, facts, receipt)
-            )
+            self._result.blocks.append(replace(block, receipt=receipt))
         self._result.arms.append((label, receipt))
         if findings_verdict(findings) is Outcome.FAIL or block is None:
             wrong = [finding.reason for finding in findings if finding.ok is False]
@@ -228,13 +227,15 @@ class HoldBody:
             return self._write_failed_program(f"arm {label}", record, session, started)
         outcome = findings_verdict(findings)
         reasons = [finding.reason for finding in findings if finding.ok is not True]
-        readings = {point: point_counters(record.observation, point) for point in ("baseline", "headline", "profiled", "final")}
         labels = {name: text for name, text in record.observation["labels"].items() if isinstance(text, str)}
         return writer.write(
             Kind.ARM,
             bodies.ArmBody(
                 mode=mode.value,
-                **readings,
+                baseline=point_counters(record.observation, BASELINE),
+                headline=point_counters(record.observation, HEADLINE),
+                profiled=point_counters(record.observation, PROFILED),
+                final=point_counters(record.observation, FINAL),
                 values=measure(block).to_values(),
                 labels=labels,
                 gates=tuple(Row.model_validate(finding.to_row()) for finding in findings),
@@ -263,7 +264,11 @@ class HoldBody:
         return writer.write(
             Kind.ATTEMPT,
             bodies.AttemptBody(
-                command="campaign", stage=stage.replace(" ", "-"), exit_code=30, error_code="program-failed", message=text
+                command="campaign",
+                stage=stage.replace(" ", "-"),
+                exit_code=30,
+                error_code="program-failed",
+                message=text,
             ),
             started=started,
             scope=f"that {stage} was run and how its program ended",
@@ -332,7 +337,9 @@ class HoldBody:
         need = sum(self._plan.step_bounds_s[kind] for kind in ARM_STEPS)
         left = self._window.remaining_s()
         if left < need:
-            raise GateFailed("the next arm does not fit what is left of the hold", expected=f"{need} s", found=f"{left:.0f} s")
+            raise GateFailed(
+                "the next arm does not fit what is left of the hold", expected=f"{need} s", found=f"{left:.0f} s"
+            )
 
     def _timed(self, kind: StepKind, action: Callable[[], ProgramRecord]) -> ProgramRecord:
         start = self._campaign.clock.monotonic_ns()
@@ -358,20 +365,21 @@ def embed(record: ProgramRecord) -> bodies.Observation:
     """
     assert record.observation is not None
     try:
-        return bodies.Observation.from_document(
-            record.observation, host=record.host, sha256=record.observation_sha256
-        )
+        return bodies.Observation.from_document(record.observation, host=record.host, sha256=record.observation_sha256)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise GateFailed("an observation does not fit its schema", where=f"{record.host}: {where}", found=first["msg"]) from error
+        raise GateFailed(
+            "an observation does not fit its schema", where=f"{record.host}: {where}", found=first["msg"]
+        ) from error
 
 
 def check_rows(record: ProgramRecord) -> tuple[Row, ...]:
     """The program's own checks as rows, and how it ended."""
     checks = record.observation["checks"] if record.observation else []
     rows = [
-        Row(field=str(c["name"]).replace(" ", "-")[:200], expected=c["expected"], found=c["found"], ok=c["ok"]) for c in checks
+        Row(field=str(c["name"]).replace(" ", "-")[:200], expected=c["expected"], found=c["found"], ok=c["ok"])
+        for c in checks
     ]
     return (Row(field="program", expected="exited 0", found=describe_end(record), ok=record.is_success), *rows)
 

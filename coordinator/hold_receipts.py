@@ -65,9 +65,7 @@ def reasons_of(window: Window) -> list[str]:
 
 def hold_position(writer: EvidenceWriter, window: Window, arm: str | None = None) -> Position:
     """Where in the campaign a receipt of this hold belongs."""
-    return Position(
-        window=writer.window(window.number), hold_id=window.hold_id, hold_number=window.number, arm=arm
-    )
+    return Position(window=writer.window(window.number), hold_id=window.hold_id, hold_number=window.number, arm=arm)
 
 
 def held_host(window: Window, name: str, guard_sha256: str) -> bodies.HeldHost:
@@ -95,12 +93,10 @@ def witness_block(host: str, said: Json) -> bodies.Witness | None:
     return bodies.Witness(host=host, log=said["log"], sequence=int(said["sequence"]), head=said["head"])
 
 
-def write_budget(
-    writer: EvidenceWriter, window: Window, started: Clockings, hold: ReceiptId
-) -> ReceiptId:
+def write_budget(writer: EvidenceWriter, window: Window, started: Clockings, hold: ReceiptId) -> ReceiptId:
     """The budget receipt of a first hold: what stop and restore really took against their declared bounds."""
     plan = window.compiled.plan
-    bounds_s = {kind: plan.step_bounds_s[kind] for kind in OPENING_STEPS if kind in window.step_ns}
+    bounds_s: dict[StepKind, int] = {kind: plan.step_bounds_s[kind] for kind in OPENING_STEPS if kind in window.step_ns}
     # What is left of the reserve after the restore's own bound is for proof, close and a slow link.
     bounds_s[StepKind.RESTORE] = plan.restore_reserve_s * 2 // 3
     steps = tuple(

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.campaign import Campaign, CampaignResult, open_campaign
+from coordinator.campaign import open_campaign
+from coordinator.campaign_result import CampaignResult
 from coordinator.campaign_lock import campaign_lock
 from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
 from coordinator.data import policy_path, tiny_pair
-from coordinator.errors import CoordinatorError, HardwareHeld, NotRestored
-from coordinator.guard_client import GuardRefusal, as_coordinator_error
 from coordinator.local import LocalHost
+from coordinator.production import production, require_free
 from coordinator.rehearsal_site import (
     HOST,
     Layout,
@@ -59,7 +57,9 @@ def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None
     state = state_dir or default_state_dir()
     with InterruptFlag() as interrupt, campaign_lock(state, "rehearsal", clock):
         files = prepare(root, state, clock, quick=quick)
-        reporter.step(f"rehearsal in {root}: site {files.site.name}, plans {files.first_plan.name} and {files.plan.name}")
+        reporter.step(
+            f"rehearsal in {root}: site {files.site.name}, plans {files.first_plan.name} and {files.plan.name}"
+        )
         site, _ = read_site(files.site)
         with open_sessions(site, clock) as sessions:
             require_free(sessions)
@@ -143,59 +143,3 @@ def point_latest(link: Path, run: Path) -> None:
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(run.name)
     temporary.replace(link)
-
-
-def require_free(sessions: list[HostSession]) -> None:
-    """Refuse before production is started when a host is held or in debt.
-
-    Raises:
-        HardwareHeld: Somebody holds it; the message says who and until when.
-        NotRestored: An earlier hold is not proven restored.
-    """
-    for session in sessions:
-        status = session.guard.call("status")
-        hold = status.get("hold")
-        if hold and not status["in_debt"]:
-            raise HardwareHeld(
-                f"{session.name} is held by {hold['owner']} ({hold['reason']}) until {hold['until_utc']}",
-                where=session.name,
-                found=f"hold {hold['hold_id']}, epoch {hold['epoch']}",
-                next_step=str(status.get("next", "")),
-            )
-        if status["in_debt"]:
-            raise NotRestored(
-                f"{session.name}: an earlier hold is not proven restored",
-                where=session.name,
-                found=str(status.get("debt") or hold),
-                next_step="`coordinator hold recover --site build/rehearsal/latest/site.toml`",
-            )
-
-
-@contextmanager
-def production(sessions: list[HostSession], reporter: Reporter) -> Iterator[None]:
-    """Production of the rehearsal, up around the whole campaign and down after it, unless a host is in debt."""
-    started: list[tuple[HostSession, dict[str, object]]] = []
-    try:
-        for session in sessions:
-            for service in sorted(session.spec.services, key=lambda entry: -entry.stop_order):
-                reporter.step(f"start production service {service.name}", host=session.name)
-                document = service.to_guard()
-                started.append((session, document))
-                _service(session, "service-start", document, service.start_s)
-        yield
-    finally:
-        for session, document in reversed(started):
-            if session.guard.call("status", with_claim=False)["state"] != "free":
-                reporter.step("left as it is: the host is not free", host=session.name)
-                continue
-            _service(session, "service-stop", document, 60)
-
-
-def _service(session: HostSession, verb: str, document: dict[str, object], bound_s: int) -> None:
-    try:
-        session.guard.call(verb, {"service": document}, with_claim=False, timeout_s=bound_s + 30)
-    except GuardRefusal as refusal:
-        raise as_coordinator_error(refusal) from refusal
-
-
-__all__ = ["Campaign", "CoordinatorError", "run_rehearsal"]

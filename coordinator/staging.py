@@ -46,11 +46,13 @@ class Staged:
 
 def stage_guard(host: Host, state_dir: str) -> Staged:
     """Write the guard's zipapp to its digest path below the state folder."""
-    from windows.guard_archive import build_guard_archive
+    from windows.guard_archive import build_archive
 
-    data = build_guard_archive()
+    data = build_archive()
     digest = sha256(data).hexdigest()
     path = f"{state_dir}/bin/guard-{digest}.pyz"
+    # The guard refuses a state folder that others can read or write, so it is born private.
+    host.run(["/bin/mkdir", "-p", "-m", "700", state_dir], timeout_s=20)
     found = host.put(data, path, mode=0o555)
     if found != digest:
         raise CoordinatorError("the guard arrived damaged", where=host.name, expected=digest, found=found)

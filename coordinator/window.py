@@ -141,7 +141,9 @@ class Window:
         """Nothing is touched until ``open``."""
         return self
 
-    def __exit__(self, _kind: type[BaseException] | None, cause: BaseException | None, _trace: TracebackType | None) -> None:
+    def __exit__(
+        self, _kind: type[BaseException] | None, cause: BaseException | None, _trace: TracebackType | None
+    ) -> None:
         """Finish; the error that ended the block goes on to the caller."""
         self.finish(cause)
 
