@@ -285,8 +285,8 @@ class DraftEngine:
 
 def states_from_bytes(rows: NDArray[np.uint8]) -> Tensor:
     """BF16 [n, width] tensor of uint8 [n, 2*width] little-endian rows; a copy."""
-    contiguous = np.array(rows, dtype=np.uint8, order="C", copy=True)
-    return torch.from_numpy(contiguous).view(torch.bfloat16)
+    patterns = np.array(rows, dtype=np.uint8, order="C", copy=True).view("<i2")
+    return torch.from_numpy(patterns.astype(np.int16, copy=False)).view(torch.bfloat16)
 
 
 def _greedy_rows(tokens: NDArray[np.int32], support: int) -> DraftedRows:

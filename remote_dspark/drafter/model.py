@@ -94,6 +94,7 @@ class BlockAttention(nn.Module):
         super().__init__()
         d, h, kv, hd = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
         self.head_dim = hd
+        self.num_kv_heads = kv
         self.num_groups = h // kv
         self.q_proj = Projection(d, h * hd)
         self.k_proj = Projection(d, kv * hd)
@@ -104,7 +105,7 @@ class BlockAttention(nn.Module):
 
     def key_value(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Rotated keys and values, each [B, kv_heads, n, head_dim], of ``x`` [B, n, d]."""
-        shape = (*x.shape[:2], -1, self.head_dim)
+        shape = (*x.shape[:2], self.num_kv_heads, self.head_dim)
         key = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
         return apply_rope(key, *rope), self.v_proj(x).view(shape).transpose(1, 2)
 
