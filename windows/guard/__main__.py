@@ -72,7 +72,13 @@ def answer(state: State, digest: str, data: bytes) -> Json:
     try:
         request = framing.parse_request(data)
         if request["verb"] not in table.ALLOWED:
-            raise Refusal("BAD_REQUEST", "no such verb", ", ".join(table.VERBS), request["verb"][:60], "see docs/guard-protocol.md")
+            raise Refusal(
+                "BAD_REQUEST",
+                "no such verb",
+                ", ".join(table.VERBS),
+                request["verb"][:60],
+                "see docs/guard-protocol.md",
+            )
         state.open()
         lease.expire_if_due(state)
         call = Call(state, request, digest)
@@ -86,7 +92,9 @@ def answer(state: State, digest: str, data: bytes) -> Json:
     except Exception as error:  # noqa: BLE001 - the one place where our own bugs become an answer
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
-        refusal = Refusal("INTERNAL", "the guard failed", "no bug", text[:300], "ask again with the same operation id; report this")
+        refusal = Refusal(
+            "INTERNAL", "the guard failed", "no bug", text[:300], "ask again with the same operation id; report this"
+        )
         return {"ok": False, "error": refusal.to_document()}
 
 
@@ -118,9 +126,15 @@ def by_person(state: State, digest: str, arguments: list[str]) -> int:
         if source is None:
             sys.stdout.write("nothing to restore: no open hold and no debt on this host\n")
             return 0
-        return _say(answer(state, digest, _request("abort", {"hold_id": source["hold_id"], "reason": "restore-now on the host"})))
+        return _say(
+            answer(
+                state, digest, _request("abort", {"hold_id": source["hold_id"], "reason": "restore-now on the host"})
+            )
+        )
     if len(arguments) >= 3 and arguments[0] == "clear-now":
-        return _say(answer(state, digest, _request("clear", {"hold_id": arguments[1], "reason": " ".join(arguments[2:])})))
+        return _say(
+            answer(state, digest, _request("clear", {"hold_id": arguments[1], "reason": " ".join(arguments[2:])}))
+        )
     sys.stderr.write(USAGE)
     return 2
 

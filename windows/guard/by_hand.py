@@ -55,7 +55,9 @@ def render(state: State, record: Json) -> str:
 
 def _commands(service: Json) -> list[str]:
     if service["kind"] == "process":
-        secrets = "".join(f'{name}="$(cat {shlex.quote(path)})" ' for name, path in sorted(service["secret_env"].items()))
+        secrets = "".join(
+            f'{name}="$(cat {shlex.quote(path)})" ' for name, path in sorted(service["secret_env"].items())
+        )
         plain = "".join(f"{name}={shlex.quote(value)} " for name, value in sorted(service["env"].items()))
         start = f"{secrets}{plain}setsid {shlex.join(service['start'])}"
         return [f"( cd {shlex.quote(service['cwd'])} && {start} </dev/null >>{shlex.quote(service['log'])} 2>&1 & )"]

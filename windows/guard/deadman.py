@@ -40,16 +40,29 @@ def arm(state: State, record: Json) -> Json:
         launch.background(state, "deadman", hold_id, record_path)
     clock.wait_until(lambda: files.read_json(state.hold_path(hold_id, "self-test.json")) is not None, START_S)
     report = files.read_json(state.hold_path(hold_id, "self-test.json")) or {"checks": []}
-    checks = report["checks"] + [_check("dead-man alive", "running", "running" if launch.is_running(record_path) else "gone")]
+    checks = report["checks"] + [
+        _check("dead-man alive", "running", "running" if launch.is_running(record_path) else "gone")
+    ]
     checks += adapters.arm(state, record)
     wrong = [check for check in checks if check["ok"] is False]
     if wrong or not report["checks"]:
         first = wrong[0] if wrong else _check("self-test", "a report", "none")
-        raise Refusal("SELF_TEST", f"the dead-man's {first['check']} failed", first["expected"], first["found"], "nothing was stopped; close", {"self_test": checks})
+        raise Refusal(
+            "SELF_TEST",
+            f"the dead-man's {first['check']} failed",
+            first["expected"],
+            first["found"],
+            "nothing was stopped; close",
+            {"self_test": checks},
+        )
     state.set_state(record, table.ARMED)
     state.event("armed", record, checks=len(checks))
     mode = "session" if units.manager() == "none" else "systemd-timer"
-    return {"mode": mode, "fires_at_boottime_ns": states.fires_at_ns(record, state.heartbeat(hold_id)), "self_test": checks}
+    return {
+        "mode": mode,
+        "fires_at_boottime_ns": states.fires_at_ns(record, state.heartbeat(hold_id)),
+        "self_test": checks,
+    }
 
 
 def _check(name: str, expected: str, found: str, ok: bool | None = None) -> Json:
@@ -141,14 +154,14 @@ def _take_over(state: State) -> None:
     owner = files.read_json(state.path("production-owner.json"))
     if owner and owner["what"] == "restore":
         until = owner["since_ns"] + int(debt.get("restore_reserve_s", 60) * 1e9)
-        clock.wait_until(lambda: not files.is_locked(state.path("production.lock")), max(0.0, (until - clock.boottime_ns()) / 1e9))
+        clock.wait_until(
+            lambda: not files.is_locked(state.path("production.lock")), max(0.0, (until - clock.boottime_ns()) / 1e9)
+        )
     if owner and files.is_locked(state.path("production.lock")) and owner["boot_id"] == clock.boot_id():
         process = proc.Process(owner["pid"], 0, 0, 0, owner["start_ticks"])
         if any("guard" in part for part in proc.argv_of(owner["pid"])):
             proc.send_signal(process, 9)
             state.event("took-over", None, pid=owner["pid"], what=owner["what"])
-
-
 
 
 def fire_unit(state: State, hold_id: str, role: str) -> int:

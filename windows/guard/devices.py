@@ -110,7 +110,11 @@ def gpus() -> list[Json]:
                 "driver": cells[3],
                 "vbios": cells[4],
                 "memory_total_bytes": _scaled(cells[5], 1 << 20),
-                "clocks": {"sm_mhz": _scaled(cells[6], 1), "mem_mhz": _scaled(cells[7], 1), "max_sm_mhz": _scaled(cells[8], 1)},
+                "clocks": {
+                    "sm_mhz": _scaled(cells[6], 1),
+                    "mem_mhz": _scaled(cells[7], 1),
+                    "max_sm_mhz": _scaled(cells[8], 1),
+                },
                 "power_limit_mw": _scaled(cells[9], 1000),
                 "ecc": cells[10],
                 "mig": cells[11],
@@ -149,6 +153,12 @@ def compare(before: list[Json], now: list[Json]) -> list[Json]:
         current = by_uuid.get(gpu["uuid"], {})
         for field in COMPARED:
             same = gpu[field] == current.get(field)
-            row = {"service": "host", "field": f"{gpu['uuid']} {field}", "expected": str(gpu[field]), "found": str(current.get(field)), "ok": same}
+            row = {
+                "service": "host",
+                "field": f"{gpu['uuid']} {field}",
+                "expected": str(gpu[field]),
+                "found": str(current.get(field)),
+                "ok": same,
+            }
             rows.append(row)
     return rows

@@ -57,7 +57,13 @@ def recover(state: State, hold_id: str, epoch: int | None, outcome: str, reason:
     if source is None or source["hold_id"] != hold_id:
         return _ended(state, hold_id, epoch, source)
     if epoch is not None and epoch != source["epoch"]:
-        raise Refusal("OTHER_HOLD", "the epoch is not the open hold's", str(source["epoch"]), str(epoch), "ask status, then name exactly what it shows")
+        raise Refusal(
+            "OTHER_HOLD",
+            "the epoch is not the open hold's",
+            str(source["epoch"]),
+            str(epoch),
+            "ask status, then name exactly what it shows",
+        )
     if state.debt() is None and source["state"] in table.UNTOUCHED:
         return lease.finish(state, hold_id, source["epoch"], outcome, reason, by)
     result = production.restore(state, hold_id, source["epoch"], by)
@@ -79,7 +85,13 @@ def _ended(state: State, hold_id: str, epoch: int | None, source: Json | None) -
     if known is not None and epoch in (None, known["epoch"]):
         return known
     if source is not None:
-        raise Refusal("OTHER_HOLD", "another hold is open on this host", hold_id, f"{source['hold_id']} epoch {source['epoch']}", "ask status")
+        raise Refusal(
+            "OTHER_HOLD",
+            "another hold is open on this host",
+            hold_id,
+            f"{source['hold_id']} epoch {source['epoch']}",
+            "ask status",
+        )
     raise Refusal("NO_HOLD", "this host knows no such hold", hold_id, str(known and known["epoch"]), "ask status")
 
 
@@ -87,7 +99,9 @@ def clear(state: State, hold_id: str, reason: str) -> Json:
     """A person takes over: the debt ends without proof, blocks are lifted, nothing is started."""
     source = _named(state, hold_id)
     if not reason.strip():
-        raise Refusal("BAD_REQUEST", "clear needs a reason", "a reason", "nothing", "say why production is right as it is")
+        raise Refusal(
+            "BAD_REQUEST", "clear needs a reason", "a reason", "nothing", "say why production is right as it is"
+        )
     with state.production_lock("clear", 60.0):
         runs.end_all(state, hold_id)
         adapters.release(state, source)
@@ -121,7 +135,9 @@ def break_hold(state: State, hold_id: str, reason: str) -> Json:
 def _named(state: State, hold_id: str) -> Json:
     source = state.debt() or state.record()
     if source is None or source["hold_id"] != hold_id:
-        raise Refusal("OTHER_HOLD", "another hold is open on this host", hold_id, str(source and source["hold_id"]), "ask status")
+        raise Refusal(
+            "OTHER_HOLD", "another hold is open on this host", hold_id, str(source and source["hold_id"]), "ask status"
+        )
     return source
 
 

@@ -115,4 +115,13 @@ def _remove_ipc() -> str:
             for line in handle:
                 if line.strip().startswith("RemoveIPC="):
                     value = line.partition("=")[2].strip().lower()
-    return {"yes": "yes", "true": "yes", "1": "yes", "on": "yes", "no": "no", "false": "no", "0": "no", "off": "no"}.get(value, "unknown")
+    return {
+        "yes": "yes",
+        "true": "yes",
+        "1": "yes",
+        "on": "yes",
+        "no": "no",
+        "false": "no",
+        "0": "no",
+        "off": "no",
+    }.get(value, "unknown")

@@ -209,7 +209,13 @@ def require_private(path: str) -> None:
     elif info.st_mode & 0o077:
         problem = f"mode {stat.S_IMODE(info.st_mode):04o}"
     if problem:
-        raise Refusal("STATE_DIR", "the state folder is not private", f"a folder of uid {os.geteuid()}, mode 0700", f"{path}: {problem}", f"chmod 700 {path}")
+        raise Refusal(
+            "STATE_DIR",
+            "the state folder is not private",
+            f"a folder of uid {os.geteuid()}, mode 0700",
+            f"{path}: {problem}",
+            f"chmod 700 {path}",
+        )
 
 
 def require_local(path: str) -> str:
@@ -221,7 +227,9 @@ def require_local(path: str) -> str:
     kind = filesystem_of(path)
     fix = "give --state a folder on a local disk of this host"
     if kind not in LOCAL_FILESYSTEMS:
-        raise Refusal("BAD_FILESYSTEM", "flock cannot be trusted here", "a local file system", f"{path} is on {kind}", fix)
+        raise Refusal(
+            "BAD_FILESYSTEM", "flock cannot be trusted here", "a local file system", f"{path} is on {kind}", fix
+        )
     probe = os.path.join(path, "flock-probe")
     with locked(probe, 5.0):
         second = try_lock(probe)

@@ -69,7 +69,11 @@ def _stay(state: State, hold_id: str, epoch: int) -> None:
 def _was_committed(state: State, hold_id: str) -> bool:
     """A record that was there and is gone means the hold ended; before the commit it never was."""
     record = state.record()
-    return state.outcome(hold_id) is not None or record is not None or not os.path.exists(state.hold_path(hold_id, "opening.json"))
+    return (
+        state.outcome(hold_id) is not None
+        or record is not None
+        or not os.path.exists(state.hold_path(hold_id, "opening.json"))
+    )
 
 
 def _end_lost_runs(state: State, hold_id: str) -> None:

@@ -49,9 +49,13 @@ def background(state: State, role: str, ident: str, record_path: str, memory_max
         properties += [f"MemoryMax={memory_max_bytes}", "MemorySwapMax=0"]
     done = units.run_transient(name, properties, [*argv, "--record", record_path], spawn.base_environment())
     if done.returncode != 0:
-        raise Refusal("START_FAILED", f"systemd-run did not start {name}", "exit 0", done.stderr[-200:], "journalctl -u " + name)
+        raise Refusal(
+            "START_FAILED", f"systemd-run did not start {name}", "exit 0", done.stderr[-200:], "journalctl -u " + name
+        )
     if not clock.wait_until(lambda: os.path.exists(record_path), 10.0):
-        raise Refusal("START_FAILED", f"{name} did not report", record_path, "nothing after 10 s", "journalctl -u " + name)
+        raise Refusal(
+            "START_FAILED", f"{name} did not report", record_path, "nothing after 10 s", "journalctl -u " + name
+        )
 
 
 def unit_outcome(folder: str) -> str:

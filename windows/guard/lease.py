@@ -58,7 +58,13 @@ def _require_host(state: State, args: Json) -> str:
     filesystem = files.require_local(state.folder)
     kinds = {service["kind"] for service in args["services"]}
     if filesystem in files.VOLATILE_FILESYSTEMS and kinds - {"process"}:
-        raise Refusal("BAD_FILESYSTEM", "debt would not survive a reboot here", "a disk", f"{state.folder} on {filesystem}", "give --state a folder on a local disk")
+        raise Refusal(
+            "BAD_FILESYSTEM",
+            "debt would not survive a reboot here",
+            "a disk",
+            f"{state.folder} on {filesystem}",
+            "give --state a folder on a local disk",
+        )
     if units.under_systemd() and units.manager() == "none":
         raise Refusal(
             "NO_LINGER",
@@ -99,7 +105,11 @@ def _require_free(state: State) -> None:
     if code == "HELD" and not files.is_locked(state.hold_path(str(record["hold_id"]), "holder.lock")):
         code = "OPEN_RECORD"
     text = f"{details['hold_id']} of {details['owner']} since {details['since_utc']} until {details['until_utc']} (epoch {details['epoch']}, {name})"
-    advice = f"recover {details['hold_id']}" if code in ("DEBT", "OPEN_RECORD") else "wait until it ends, or lease break with a reason"
+    advice = (
+        f"recover {details['hold_id']}"
+        if code in ("DEBT", "OPEN_RECORD")
+        else "wait until it ends, or lease break with a reason"
+    )
     raise Refusal(code, "this host is not free", "no open hold and no debt", text, advice, details)
 
 
@@ -107,17 +117,42 @@ def _require_devices(state: State, args: Json) -> None:
     known = {device["uuid"] for device in devices.gpus()} if any(map(devices.is_gpu, args["devices"])) else set()
     missing = [device for device in args["devices"] if devices.is_gpu(device) and device not in known]
     if missing:
-        raise Refusal("DEVICE_BUSY", "a device is not on this host", missing[0], f"GPUs {sorted(known)}", "correct the site file; UUIDs are shown by doctor")
+        raise Refusal(
+            "DEVICE_BUSY",
+            "a device is not on this host",
+            missing[0],
+            f"GPUs {sorted(known)}",
+            "correct the site file; UUIDs are shown by doctor",
+        )
     owned = production.pids_of(state, args["services"])
     foreign = devices.foreign_processes(args["devices"], owned)
     if foreign is None or foreign:
-        raise Refusal("DEVICE_BUSY", "a foreign process uses the device", "only the named production", str(foreign), "end it, or wait; the guard never ends what it did not start")
+        raise Refusal(
+            "DEVICE_BUSY",
+            "a foreign process uses the device",
+            "only the named production",
+            str(foreign),
+            "end it, or wait; the guard never ends what it did not start",
+        )
 
 
 def _new_record(state: State, args: Json, op: str, digest: str) -> Json:
     now = clock.boottime_ns()
     return dict(
-        {key: args[key] for key in ("hold_id", "owner", "reason", "plan_sha256", "devices", "restore_reserve_s", "orphan_after_s", "services", "notify")},
+        {
+            key: args[key]
+            for key in (
+                "hold_id",
+                "owner",
+                "reason",
+                "plan_sha256",
+                "devices",
+                "restore_reserve_s",
+                "orphan_after_s",
+                "services",
+                "notify",
+            )
+        },
         epoch=state.raise_epoch(),
         token=os.urandom(16).hex(),
         incarnation=state.incarnation(),
@@ -150,7 +185,13 @@ def _start_holder(state: State, record: Json) -> Json:
     answer = files.read_json(ready)
     if answer is None or answer["busy"] is not None:
         found = "the holder did not report" if answer is None else f"{answer['busy']} is locked by another holder"
-        raise Refusal("DEVICE_BUSY", "not every lock was free", "all device locks", found, "status on this host; a child of an earlier holder may live")
+        raise Refusal(
+            "DEVICE_BUSY",
+            "not every lock was free",
+            "all device locks",
+            found,
+            "status on this host; a child of an earlier holder may live",
+        )
     return {"pid": answer["pid"], "start_ticks": answer["start_ticks"]}
 
 
@@ -186,12 +227,25 @@ def require_claim(state: State, claim: Json | None) -> Json:
     if record is None or record["hold_id"] != claim["hold_id"]:
         ended = state.outcome(claim["hold_id"]) if spec.HOLD_ID.match(claim["hold_id"]) else None
         if ended is not None and ended["epoch"] == claim["epoch"] and claim["incarnation"] == state.incarnation():
-            raise Refusal("HOLD_ENDED", f"this hold is over: {ended['outcome']}", "an open hold", ended["outcome"], "stop touching this host", ended)
+            raise Refusal(
+                "HOLD_ENDED",
+                f"this hold is over: {ended['outcome']}",
+                "an open hold",
+                ended["outcome"],
+                "stop touching this host",
+                ended,
+            )
     for key in ("incarnation", "hold_id", "epoch", "token"):
         found = record.get(key) if record else (state.incarnation() if key == "incarnation" else None)
         if found != claim[key]:
             shown = ("the claim's", "another") if key == "token" else (claim[key], found)
-            raise Refusal("STALE_CLAIM", f"the claim's {key} is not the open hold's", str(shown[0]), str(shown[1]), "stop touching this host; ask status")
+            raise Refusal(
+                "STALE_CLAIM",
+                f"the claim's {key} is not the open hold's",
+                str(shown[0]),
+                str(shown[1]),
+                "stop touching this host; ask status",
+            )
     assert record is not None  # noqa: S101 - the loop above refused a missing record
     return record
 
@@ -231,7 +285,9 @@ def holder_alive(state: State, hold_id: str) -> bool:
     return files.is_locked(state.hold_path(hold_id, "holder.lock"))
 
 
-def finish(state: State, hold_id: str, epoch: int, outcome: str, reason: str, by: str, result: Json | None = None) -> Json:
+def finish(
+    state: State, hold_id: str, epoch: int, outcome: str, reason: str, by: str, result: Json | None = None
+) -> Json:
     """Compare-and-release: end exactly this hold and record how; returns the outcome."""
     with state.host_lock():
         known = state.outcome(hold_id)
@@ -293,13 +349,27 @@ def expire_if_due(state: State) -> None:
     if record is None or state.debt() is not None:
         return
     if states.boot_of(record) != clock.boot_id():
-        finish(state, record["hold_id"], record["epoch"], "void", "the host was rebooted before anything was stopped", "guard")
+        finish(
+            state,
+            record["hold_id"],
+            record["epoch"],
+            "void",
+            "the host was rebooted before anything was stopped",
+            "guard",
+        )
         return
     if record["state"] not in table.UNTOUCHED:
         return
     now = clock.boottime_ns()
     provisional = record["state"] == table.PROVISIONAL and now >= record["provisional_until_ns"]
     if provisional or now >= record["deadline_ns"]:
-        finish(state, record["hold_id"], record["epoch"], "expired", "provisional lease not confirmed" if provisional else "deadline", "guard")
+        finish(
+            state,
+            record["hold_id"],
+            record["epoch"],
+            "expired",
+            "provisional lease not confirmed" if provisional else "deadline",
+            "guard",
+        )
     elif now >= states.fires_at_ns(record, state.heartbeat(record["hold_id"])):
         finish(state, record["hold_id"], record["epoch"], "orphaned", "no heartbeat", "guard")

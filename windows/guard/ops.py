@@ -81,7 +81,13 @@ def _note(state: State, path: str, entry: Json, verb: str) -> None:
         state.write(path + ".json", entry)
     except OSError as error:
         if verb not in WITHOUT_JOURNAL:
-            raise Refusal("NO_SPACE", "the intent could not be written", "space on the state folder's disk", str(error), "free space; restore works without it") from error
+            raise Refusal(
+                "NO_SPACE",
+                "the intent could not be written",
+                "space on the state folder's disk",
+                str(error),
+                "free space; restore works without it",
+            ) from error
 
 
 def prune(state: State) -> None:

@@ -174,7 +174,10 @@ def wait_listening(state: State, service: Json, timeout_s: float) -> list[Json]:
     if wanted:
         clock.wait_until(lambda: not alive() or listening() == wanted, timeout_s, 0.1)
         got = listening()
-        return [row(name, "process", "alive", "alive" if alive() else "gone", alive()), row(name, "ports", wanted, got, got == wanted)]
+        return [
+            row(name, "process", "alive", "alive" if alive() else "gone", alive()),
+            row(name, "ports", wanted, got, got == wanted),
+        ]
     clock.wait_until(lambda: not alive(), ALIVE_S)
     return [row(name, "process", "alive", "alive" if alive() else "gone", alive())]
 
@@ -242,7 +245,15 @@ def compare(state: State, service: Json, snap: Json) -> list[Json]:
     rows = [row(service["name"], "state", snap["state"], found["state"], found["state"] == snap["state"])]
     if snap["state"] == "running":
         same = found["identity"] == snap["identity"]
-        rows.append(row(service["name"], "command, cwd, environment names", snap["identity"][:16], str(found["identity"])[:16], same))
+        rows.append(
+            row(
+                service["name"],
+                "command, cwd, environment names",
+                snap["identity"][:16],
+                str(found["identity"])[:16],
+                same,
+            )
+        )
         argv = proc.argv_of(found["pid"]) if found["pid"] else []
         # a program may rewrite its own arguments or exec another; only its presence is required
         rows.append(row(service["name"], "argv of the process", "present", " ".join(argv)[:200], bool(argv)))

@@ -112,7 +112,10 @@ def stop(state: State, record: Json) -> Json:
 
 
 def _unproven(rows: list[Json], result: Json) -> Refusal:
-    wrong = next((row for row in rows if row["ok"] is not True), {"service": "?", "field": "no rows", "expected": "", "found": ""})
+    wrong = next(
+        (row for row in rows if row["ok"] is not True),
+        {"service": "?", "field": "no rows", "expected": "", "found": ""},
+    )
     return Refusal(
         "STOP_UNPROVEN",
         f"{wrong['service']}: {wrong['field']} is not proven",
@@ -125,7 +128,9 @@ def _unproven(rows: list[Json], result: Json) -> Refusal:
 
 def _debt_of(record: Json) -> Json:
     keys = ("hold_id", "epoch", "incarnation", "boot_id", "services", "snapshot", "notify", "devices", "deadline_ns")
-    return dict({key: record[key] for key in keys}, since_utc=clock.utc_now(), restore_reserve_s=record["restore_reserve_s"])
+    return dict(
+        {key: record[key] for key in keys}, since_utc=clock.utc_now(), restore_reserve_s=record["restore_reserve_s"]
+    )
 
 
 def _still_ours(state: State, record: Json) -> None:
@@ -133,7 +138,13 @@ def _still_ours(state: State, record: Json) -> None:
     current = state.record()
     same = current is not None and (current["hold_id"], current["epoch"]) == (record["hold_id"], record["epoch"])
     if not same or current is None or current["state"] not in (table.ARMED, table.STOPPING):
-        raise Refusal("HOLD_ENDED", "the hold changed while production was being stopped", record["hold_id"], str(current and current["state"]), "ask status")
+        raise Refusal(
+            "HOLD_ENDED",
+            "the hold changed while production was being stopped",
+            record["hold_id"],
+            str(current and current["state"]),
+            "ask status",
+        )
     if clock.boottime_ns() >= states.run_deadline_ns(record):
         raise Refusal("DEADLINE", "no time left to stop more", "before the run deadline", "after it", "restore now")
 
@@ -148,7 +159,15 @@ def _stop_all(state: State, record: Json, watch: Stopwatch) -> list[Json]:
         rows += _watch_ghosts(state, record)
     free = devices.foreign_processes(record["devices"], set())
     found = "free" if free == [] else "cannot be listed" if free is None else str(free)
-    rows.append({"service": "host", "field": "devices", "expected": "free", "found": found[:300], "ok": None if free is None else not free})
+    rows.append(
+        {
+            "service": "host",
+            "field": "devices",
+            "expected": "free",
+            "found": found[:300],
+            "ok": None if free is None else not free,
+        }
+    )
     return rows
 
 
@@ -166,7 +185,13 @@ def _watch_ghosts(state: State, record: Json) -> list[Json]:
     longest = max((service["watch_s"] for service in record["services"]), default=0)
     clock.wait_until(look, longest, WATCH_EVERY_S)
     return [
-        {"service": name, "field": "ghost restart", "expected": "none", "found": ", ".join(signs)[:300] or "none", "ok": not signs}
+        {
+            "service": name,
+            "field": "ghost restart",
+            "expected": "none",
+            "found": ", ".join(signs)[:300] or "none",
+            "ok": not signs,
+        }
         for name, signs in seen.items()
     ]
 
@@ -182,7 +207,11 @@ def restore(state: State, hold_id: str, epoch: int, by: str, wait_s: float = 900
     with state.production_lock("restore", wait_s):
         plan = restorable(state, hold_id, epoch)
         previous = stored_result(state, hold_id)
-        if previous and previous["boot_id"] == clock.boot_id() and (previous["proven"] or previous["ended_ns"] >= called_ns):
+        if (
+            previous
+            and previous["boot_id"] == clock.boot_id()
+            and (previous["proven"] or previous["ended_ns"] >= called_ns)
+        ):
             if previous["proven"]:
                 _settle(state, hold_id)
             return previous
@@ -209,7 +238,13 @@ def restorable(state: State, hold_id: str, epoch: int) -> Json:
     if plan is None:
         raise Refusal("NO_HOLD", "nothing to restore", hold_id, "no open hold, no debt", "status")
     if (plan["hold_id"], plan["epoch"]) != (hold_id, epoch):
-        raise Refusal("OTHER_HOLD", "another hold is open", f"{hold_id} epoch {epoch}", f"{plan['hold_id']} epoch {plan['epoch']}", "status shows it")
+        raise Refusal(
+            "OTHER_HOLD",
+            "another hold is open",
+            f"{hold_id} epoch {epoch}",
+            f"{plan['hold_id']} epoch {plan['epoch']}",
+            "status shows it",
+        )
     return plan
 
 
@@ -243,7 +278,15 @@ def _restore_all(state: State, plan: Json) -> Json:
     known = pids_of(state, plan["services"]) if any(map(devices.is_gpu, plan["devices"])) else set()
     foreign = devices.foreign_processes(plan["devices"], known)
     found = "free" if foreign == [] else str(foreign)[:300]
-    rows.append({"service": "host", "field": "devices", "expected": "free", "found": found, "ok": None if foreign is None else not foreign})
+    rows.append(
+        {
+            "service": "host",
+            "field": "devices",
+            "expected": "free",
+            "found": found,
+            "ok": None if foreign is None else not foreign,
+        }
+    )
     if all(row["ok"] for row in rows):
         adapters.release(state, plan)
         for service, snap in reversed(_ordered(plan)):

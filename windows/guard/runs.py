@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 TAIL_BYTES = 8 << 10
-RESERVED = ("DSPARK_HOLD_ID", "DSPARK_HOLD_EPOCH", "DSPARK_GUARD", "DSPARK_GUARD_STATE", "DSPARK_OUTPUT_DIR", "DSPARK_OWNER")
+RESERVED = (
+    "DSPARK_HOLD_ID",
+    "DSPARK_HOLD_EPOCH",
+    "DSPARK_GUARD",
+    "DSPARK_GUARD_STATE",
+    "DSPARK_OUTPUT_DIR",
+    "DSPARK_OWNER",
+)
 _SHAPE = {
     "name": "str",
     "argv": "list",
@@ -62,14 +69,32 @@ def start(state: State, record: Json, args: Json, op: str, adopt: bool) -> Json:
         return _adopt(folder, ident)
     for path in (folder, args["output_dir"]):
         os.makedirs(path, mode=0o700, exist_ok=True)
-    files.write_json(os.path.join(folder, "run.json"), dict(args, hold_id=record["hold_id"], epoch=record["epoch"], run=ident))
-    launch.background(state, "run", f"{record['hold_id']}/{ident}", os.path.join(folder, "supervisor.json"), args["memory_max_bytes"])
-    begun = clock.wait_until(lambda: any(os.path.exists(os.path.join(folder, n)) for n in ("child.json", "result.json")), 10.0)
+    files.write_json(
+        os.path.join(folder, "run.json"), dict(args, hold_id=record["hold_id"], epoch=record["epoch"], run=ident)
+    )
+    launch.background(
+        state, "run", f"{record['hold_id']}/{ident}", os.path.join(folder, "supervisor.json"), args["memory_max_bytes"]
+    )
+    begun = clock.wait_until(
+        lambda: any(os.path.exists(os.path.join(folder, n)) for n in ("child.json", "result.json")), 10.0
+    )
     result = files.read_json(os.path.join(folder, "result.json"))
     if result and result["state"] == "not-started":
-        raise Refusal("START_FAILED", f"run {args['name']} could not be started", args["argv"][0], result["note"], "check argv and cwd on the host")
+        raise Refusal(
+            "START_FAILED",
+            f"run {args['name']} could not be started",
+            args["argv"][0],
+            result["note"],
+            "check argv and cwd on the host",
+        )
     if not begun:
-        raise Refusal("OP_UNKNOWN_OUTCOME", "the run's supervisor did not report", "a started program", "nothing after 10 s", f"wait on {ident}, or restore")
+        raise Refusal(
+            "OP_UNKNOWN_OUTCOME",
+            "the run's supervisor did not report",
+            "a started program",
+            "nothing after 10 s",
+            f"wait on {ident}, or restore",
+        )
     state.event("run", record, run=ident, argv=args["argv"][:1])
     return {"run": ident}
 
@@ -115,7 +140,9 @@ def folder_of(state: State, hold_id: str, run: str) -> str:
     """
     folder = state.hold_path(hold_id, "runs", run)
     if not spec.NAME.match(run[:64]) or "/" in run or not os.path.isdir(folder):
-        raise Refusal("NO_SUCH_RUN", "no such run in this hold", "a run id from run", run[:100], "status lists the runs")
+        raise Refusal(
+            "NO_SUCH_RUN", "no such run in this hold", "a run id from run", run[:100], "status lists the runs"
+        )
     return folder
 
 
@@ -148,7 +175,11 @@ def outcome_of(folder: str) -> Json:
     base: Json = {"code": None, "signal": None, "elapsed_ns": 0, "memory_exceeded": False, "note": ""}
     if child and child["boot_id"] == clock.boot_id():
         base["elapsed_ns"] = clock.boottime_ns() - child["started_boottime_ns"]
-    if supervisor and proc.is_alive(supervisor["pid"], supervisor["start_ticks"]) and supervisor["boot_id"] == clock.boot_id():
+    if (
+        supervisor
+        and proc.is_alive(supervisor["pid"], supervisor["start_ticks"])
+        and supervisor["boot_id"] == clock.boot_id()
+    ):
         return dict(base, state="running")
     # the supervisor writes the result last: look once more before calling it lost
     result = files.read_json(os.path.join(folder, "result.json"))
@@ -191,7 +222,9 @@ def end(state: State, hold_id: str, run: str, reason: str) -> Json:
     child = files.read_json(os.path.join(folder, "child.json"))
     proc.end_tree(child, signal.SIGKILL, 1.0, 5.0)
     if not os.path.exists(os.path.join(folder, "result.json")):
-        lost = dict(outcome_of(folder), state="unknown", note=f"ended by the guard ({reason}) after its supervisor was lost")
+        lost = dict(
+            outcome_of(folder), state="unknown", note=f"ended by the guard ({reason}) after its supervisor was lost"
+        )
         with contextlib.suppress(OSError):
             files.write_json(os.path.join(folder, "result.json"), lost)
     return describe(folder)
@@ -219,7 +252,15 @@ def summary(state: State, hold_id: str) -> list[Json]:
     rows = []
     for run in names(state, hold_id):
         result = outcome_of(state.hold_path(hold_id, "runs", run))
-        rows.append({"run": run, "name": run.rpartition("-")[0], "state": result["state"], "code": result["code"], "signal": result["signal"]})
+        rows.append(
+            {
+                "run": run,
+                "name": run.rpartition("-")[0],
+                "state": result["state"],
+                "code": result["code"],
+                "signal": result["signal"],
+            }
+        )
     return rows
 
 

@@ -43,12 +43,20 @@ SERVICE_DEFAULTS: dict[str, Any] = {
     "cwd": None,
     "log": None,
 }
-PROBE_DEFAULTS: dict[str, Any] = {"method": "GET", "body": None, "timeout_s": 10, "expect_status": 200, "expect_contains": None}
+PROBE_DEFAULTS: dict[str, Any] = {
+    "method": "GET",
+    "body": None,
+    "timeout_s": 10,
+    "expect_status": 200,
+    "expect_contains": None,
+}
 
 
 def bad(where: str, expected: str, found: Any) -> Refusal:
     """A ``BAD_REQUEST`` that names the field."""
-    return Refusal("BAD_REQUEST", f"{where} is wrong", expected, repr(found)[:120], "correct the field in the site file or plan")
+    return Refusal(
+        "BAD_REQUEST", f"{where} is wrong", expected, repr(found)[:120], "correct the field in the site file or plan"
+    )
 
 
 def take(args: Json, shape: dict[str, str]) -> Json:
@@ -93,7 +101,9 @@ def check_environment(where: str, value: Any, reserved: tuple[str, ...] = ()) ->
         raise bad(where, "an object of strings", value)
     for name, text in value.items():
         if not ENV_NAME.match(name) or name in reserved or not isinstance(text, str) or "\0" in text:
-            raise bad(f"{where}.{name}"[:80], "a variable name that is not the guard's own, and a string", type(text).__name__)
+            raise bad(
+                f"{where}.{name}"[:80], "a variable name that is not the guard's own, and a string", type(text).__name__
+            )
     return dict(value)
 
 
@@ -138,7 +148,11 @@ def check_service(value: Any) -> Json:
     where = f"service {value['name']}"
     unknown = set(value) - set(SERVICE_DEFAULTS) - {"name", "kind"}
     if unknown or value.get("kind") not in KINDS:
-        raise bad(f"{where}: kind or keys", f"kind one of {', '.join(KINDS)}; known keys", sorted(unknown) or value.get("kind"))
+        raise bad(
+            f"{where}: kind or keys",
+            f"kind one of {', '.join(KINDS)}; known keys",
+            sorted(unknown) or value.get("kind"),
+        )
     service = dict(SERVICE_DEFAULTS, **value)
     _check_bounds(where, service)
     _check_identity(where, service)
@@ -184,7 +198,11 @@ def _check_identity(where: str, service: Json) -> None:
 def _check_probe(where: str, value: Any) -> Json | None:
     if value is None:
         return None
-    if not isinstance(value, dict) or set(value) - set(PROBE_DEFAULTS) - {"url"} or not isinstance(value.get("url"), str):
+    if (
+        not isinstance(value, dict)
+        or set(value) - set(PROBE_DEFAULTS) - {"url"}
+        or not isinstance(value.get("url"), str)
+    ):
         raise bad(f"{where}.probe", "url, method, body, timeout_s, expect_status, expect_contains", value)
     probe = dict(PROBE_DEFAULTS, **value)
     if not probe["url"].startswith(("http://", "https://")) or not isinstance(probe["timeout_s"], (int, float)):

@@ -82,7 +82,9 @@ def prove(state: State, args: Json) -> Json:
     if record is None:
         raise Refusal("NO_HOLD", "no hold is open on this host", asked, "none", advice)
     if (record["hold_id"], record["epoch"]) != (args["hold_id"], args["epoch"]):
-        raise Refusal("OTHER_HOLD", "another hold is open", asked, f"{record['hold_id']} epoch {record['epoch']}", advice)
+        raise Refusal(
+            "OTHER_HOLD", "another hold is open", asked, f"{record['hold_id']} epoch {record['epoch']}", advice
+        )
     name = state.state_name()
     if name != table.HELD:
         raise Refusal("WRONG_STATE", "the hold is not active", table.HELD, name, advice)
@@ -91,4 +93,9 @@ def prove(state: State, args: Json) -> Json:
         raise Refusal("DEADLINE", "the hold's run time is over", "before the run deadline", "after it", advice)
     if not lease.holder_alive(state, record["hold_id"]):
         raise Refusal("HOLDER_DEAD", "nobody holds the locks any more", "a live holder", "none", "restore")
-    return {"hold_id": record["hold_id"], "epoch": record["epoch"], "remaining_s": left_ns / 1e9, "devices": record["devices"]}
+    return {
+        "hold_id": record["hold_id"],
+        "epoch": record["epoch"],
+        "remaining_s": left_ns / 1e9,
+        "devices": record["devices"],
+    }

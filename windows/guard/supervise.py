@@ -82,7 +82,9 @@ class Supervisor:
         record_path = os.path.join(self.folder, "child.json")
         cookie = os.urandom(16).hex()
         try:
-            self.child = spawn.start_child(asked["argv"], environment, asked["cwd"], record_path, cookie, (out_write, err_write))
+            self.child = spawn.start_child(
+                asked["argv"], environment, asked["cwd"], record_path, cookie, (out_write, err_write)
+            )
         finally:
             os.close(out_write)
             os.close(err_write)

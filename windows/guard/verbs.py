@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import os
 
-from windows.guard import by_hand, clock, deadman, ending, facts, files, lease, ops, process_service, production, runs, spec, status, table
+from windows.guard import (
+    by_hand,
+    clock,
+    deadman,
+    ending,
+    facts,
+    files,
+    lease,
+    ops,
+    process_service,
+    production,
+    runs,
+    spec,
+    status,
+    table,
+)
 from windows.guard.errors import Refusal
 from windows.guard.probe import probe_once, probe_until
 
@@ -54,7 +69,13 @@ class Call:
                 return
             raise
         if self.verb in PINNED and self.record["guard_sha256"] != self.digest:
-            raise Refusal("GUARD_VERSION", "another guard opened this hold", self.record["guard_sha256"], self.digest, "use the guard that opened it, or restore and close")
+            raise Refusal(
+                "GUARD_VERSION",
+                "another guard opened this hold",
+                self.record["guard_sha256"],
+                self.digest,
+                "use the guard that opened it, or restore and close",
+            )
 
     def _require_state(self) -> None:
         name = self.state.state_name()
@@ -63,7 +84,9 @@ class Call:
             return
         source = self.state.record() or self.state.debt()
         allowed = ", ".join(sorted(table.ALLOWED[self.verb]))
-        raise Refusal(code, f"{self.verb} is not possible now", f"state {allowed}", name, status.next_step(name, source))
+        raise Refusal(
+            code, f"{self.verb} is not possible now", f"state {allowed}", name, status.next_step(name, source)
+        )
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -156,7 +179,9 @@ class Call:
 
     def _require_holder(self) -> None:
         if not lease.holder_alive(self.state, self.record["hold_id"]):
-            raise Refusal("HOLDER_DEAD", "the holder of the locks is gone", "a live holder", "none", "restore and close")
+            raise Refusal(
+                "HOLDER_DEAD", "the holder of the locks is gone", "a live holder", "none", "restore and close"
+            )
 
     # -- the hold, backwards --------------------------------------------------------------------------------------
 
@@ -202,7 +227,13 @@ class Call:
                 return known
             last = known["sequence"] if known["sequence"] is not None else -1
             if sequence < last or (sequence == last and head != known["head"]):
-                raise Refusal("WITNESS_CONFLICT", "the chain went back or forked", f"after {last} {known['head']}", f"{sequence} {head}"[:120], "verify the store against this witness")
+                raise Refusal(
+                    "WITNESS_CONFLICT",
+                    "the chain went back or forked",
+                    f"after {last} {known['head']}",
+                    f"{sequence} {head}"[:120],
+                    "verify the store against this witness",
+                )
             document = {"head": head, "sequence": sequence, "utc": clock.utc_now()}
             self.state.write(self.state.path("witness.json"), document)
             return document
@@ -211,7 +242,13 @@ class Call:
         """Bring up a process service outside a hold."""
         service = self._process()
         if self.adopt and process_service.look(self.state, service)["state"] != "running":
-            raise Refusal("OP_UNKNOWN_OUTCOME", "an earlier start died half-way", "a running service", "none", "look at its log, then start it with a new operation id")
+            raise Refusal(
+                "OP_UNKNOWN_OUTCOME",
+                "an earlier start died half-way",
+                "a running service",
+                "none",
+                "look at its log, then start it with a new operation id",
+            )
         process_service.start(self.state, service)
         rows = process_service.wait_listening(self.state, service, service["start_s"])
         answer = probe_until(service, service["start_s"], lambda: process_service.is_running(self.state, service))
