@@ -63,7 +63,7 @@ def decode(frame: Buffer, limits: Limits | None) -> Message:
     if len(frame) < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, found {len(frame)}")
     view = memoryview(frame)
-    if view[:4] == v1.MAGIC:
+    if bytes(view[:4]) == v1.MAGIC:
         return v1.decode_v1(frame, v1.require_off(limits))
     header = parse_header(view, limits)
     size = HEADER_BYTES + header.length

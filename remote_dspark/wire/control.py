@@ -43,9 +43,7 @@ from remote_dspark.wire.messages import (
 TEMPERATURE_CEILING_PPM: Final = 100_000_000
 _MODES: Final = {DraftMode.OFF: 0, DraftMode.ON: 1}
 _MODE_OF: Final = {number: mode for mode, number in _MODES.items()}
-_ACKNOWLEDGED: Final = frozenset(
-    {FrameType.STEP, FrameType.OPEN, FrameType.STATE, FrameType.RESET, FrameType.CANCEL, FrameType.DRAIN}
-)
+_ACKNOWLEDGED: Final = frozenset({FrameType.STEP, FrameType.OPEN, FrameType.STATE, FrameType.RESET, FrameType.CANCEL})
 _BYTE_TEXT: Final = frozenset({"q_semantics", "verifier", "target_semantics", "rng_abi", "precision"})
 
 

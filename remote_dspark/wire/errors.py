@@ -53,6 +53,7 @@ class RemoteProtocolError(ProtocolError):
     Attributes:
         batch_slot: The in-flight batch concerned, where it is known.
         slot: The slot concerned, where it is known.
+        refused: The refused message, where it could be decoded.
     """
 
     code: str = "remote"
@@ -62,6 +63,7 @@ class RemoteProtocolError(ProtocolError):
         super().__init__(message)
         self.batch_slot: int | None = None
         self.slot: int | None = None
+        self.refused: object = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -161,6 +163,20 @@ class BadHelloError(RemoteProtocolError):
     scope = Scope.CONNECTION
 
 
+class TooManyConnectionsError(RemoteProtocolError):
+    """The worker serves its maximum of clients."""
+
+    code = "too_many_connections"
+    scope = Scope.CONNECTION
+
+
+class BufferTooSmallError(RemoteProtocolError):
+    """The agreed reply buffer cannot hold the largest reply that the other limits allow."""
+
+    code = "buffer_too_small"
+    scope = Scope.CONNECTION
+
+
 class HelloRequiredError(RemoteProtocolError):
     """A frame, v1 frames included, came before HELLO; no client is upgraded without it."""
 
@@ -203,7 +219,7 @@ class CreditExceededError(RemoteProtocolError):
     scope = Scope.CONNECTION
 
 
-class PeerErrorError(RemoteProtocolError):
+class PeerFaultError(RemoteProtocolError):
     """The peer sent a fatal ERROR."""
 
     code = "peer_error"

@@ -16,6 +16,7 @@ from remote_dspark.wire.errors import (
     BadHeaderError,
     BadMagicError,
     BadSizeError,
+    BufferTooSmallError,
     FrameTooLargeError,
     HelloRequiredError,
     UnknownFrameError,
@@ -99,6 +100,20 @@ def max_reply_payload_bytes(limits: Limits) -> int:
     if limits.allow_dense:
         widest = max(widest, layout.DENSE_DTYPE.itemsize * limits.dense_width)
     return layout.REPLY.size + limits.max_requests * layout.REPLY_REQUEST.size + rows * (layout.REPLY_ROW.size + widest)
+
+
+def require_reply_buffer(limits: Limits) -> None:
+    """Preflight, at HELLO: the largest legal reply fits the agreed buffer.
+
+    Raises:
+        BufferTooSmallError: states both sizes.
+    """
+    needed = HEADER_BYTES + max_reply_payload_bytes(limits)
+    if needed > limits.max_reply_bytes:
+        raise BufferTooSmallError(
+            f"replies of {limits.max_requests} requests x {limits.max_depth} positions need {needed} bytes, "
+            f"max_reply_bytes is {limits.max_reply_bytes}; raise it, or lower the other limits or allow_dense"
+        )
 
 
 def seal(frame: bytearray, frame_type: FrameType) -> bytearray:

@@ -11,7 +11,7 @@ Who sends what: `CLIENT_FRAMES` and `SERVER_FRAMES` in ``table``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -245,7 +245,7 @@ class Complete:
 
     Attributes:
         session: Session id.
-        acknowledges: STEP, OPEN, STATE, RESET, CANCEL or DRAIN.
+        acknowledges: STEP, OPEN, STATE, RESET or CANCEL.
         status: OK, or FAILED: discard everything this completes.
         batch_slot: For STEP; else 0.
         batch: For STEP; else 0.
@@ -374,3 +374,18 @@ class Error:
 
 
 Message = Hello | Open | State | Step | Reply | Complete | Commit | Reset | Cancel | Ping | Drain | Error
+
+FRAME_TYPE_OF: Final[dict[type[Any], FrameType]] = {
+    Hello: FrameType.HELLO,
+    Open: FrameType.OPEN,
+    State: FrameType.STATE,
+    Step: FrameType.STEP,
+    Reply: FrameType.REPLY,
+    Complete: FrameType.COMPLETE,
+    Commit: FrameType.COMMIT,
+    Reset: FrameType.RESET,
+    Cancel: FrameType.CANCEL,
+    Ping: FrameType.PING,
+    Drain: FrameType.DRAIN,
+    Error: FrameType.ERROR,
+}

@@ -153,7 +153,7 @@ class ResetPositionError(RemoteProtocolError):
     """RESET keeps neither everything nor nothing."""
 
     code = "reset_position"
-    scope = Scope.PROPOSAL
+    scope = Scope.CONNECTION
 
 
 class StepTimeoutError(RemoteProtocolError):
@@ -164,10 +164,18 @@ class StepTimeoutError(RemoteProtocolError):
 
 
 class DrafterRefusedError(RemoteProtocolError):
-    """The worker refused the STEP."""
+    """The worker refused a frame.
+
+    Attributes:
+        reason: The code the worker gave.
+    """
 
     code = "drafter_refused"
     scope = Scope.PROPOSAL
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class WrongReplyIdentityError(RemoteProtocolError):

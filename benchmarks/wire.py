@@ -1,0 +1,287 @@
+"""What the wire costs: encode and validated decode against msgpack doing the same job, dense throughput, loopback.
+
+Every ratio is taken within one run, alternating the two sides. Goals are those of the project's wire issue. The
+loopback server runs in its own process and answers from memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from remote_dspark.contract import Q_FLOOR_FIRST, TICKET_TOTAL, DraftMode
+from remote_dspark.wire import codec, validate
+from remote_dspark.wire.client import DrafterClient
+from remote_dspark.wire.kinds import Role, RowKind
+from remote_dspark.wire.limits import limits_of
+from remote_dspark.wire.messages import Cancel, Commit, Hello, Open, Reply, State, Step, StepRequest
+from remote_dspark.wire.prefix import prefix_digest
+from remote_dspark.wire.reply import build_dense_reply, build_reply, reply_requests, tickets_to_q
+from remote_dspark.wire.server import serve_wire
+
+REQUESTS, DEPTH, SUPPORT, VOCAB = 4, 5, 32, 129_280
+HELLO = Hello(
+    role=Role.CLIENT,
+    draft_mode=DraftMode.ON,
+    vocab_size=VOCAB,
+    dense_width=VOCAB,
+    id_map_sha256=b"\x01" * 32,
+    draft_sha256=b"\x02" * 32,
+    target_sha256=b"\x03" * 32,
+    state_row_bytes=40_960,
+    q_semantics=Q_FLOOR_FIRST,
+    allow_dense=True,
+)
+LIMITS = limits_of(HELLO)
+
+
+def _step(session: int = 1, batch: int = 1, round_: int = 0) -> Step:
+    prefix = prefix_digest([7])
+    requests = tuple(StepRequest(slot, 1, round_, 0, 7, prefix, 700_000, SUPPORT) for slot in range(REQUESTS))
+    return Step(session, batch % 2, batch, DEPTH, requests)
+
+
+def _sparse_arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(5)
+    rows = REQUESTS * DEPTH
+    ids = np.sort(np.stack([rng.choice(VOCAB, SUPPORT, replace=False) for _ in range(rows)]), axis=1).astype(np.int32)
+    q = tickets_to_q(rng.multinomial(TICKET_TOTAL - SUPPORT, np.full(SUPPORT, 1 / SUPPORT), size=rows) + 1)
+    shape = (REQUESTS, DEPTH, SUPPORT)
+    counts = np.full((REQUESTS, DEPTH), SUPPORT, dtype=np.int32)
+    return {"ids": ids.reshape(shape), "q": q.reshape(shape), "counts": counts, "tokens": ids[:, 3].reshape(shape[:2])}
+
+
+def _dense_reply() -> Reply:
+    rng = np.random.default_rng(6)
+    rows = REQUESTS * DEPTH
+    tickets = rng.multinomial(TICKET_TOTAL, np.full(VOCAB, 1 / VOCAB), size=rows)
+    dense = tickets_to_q(tickets)
+    return build_dense_reply(
+        _step(), LIMITS.whole_vocab, dense.argmax(axis=1).astype(np.int32).reshape(REQUESTS, DEPTH), dense
+    )
+
+
+def _medians_us(repeats: int, *functions: Callable[[], Any]) -> list[float]:
+    """Median of each, alternating, so that a change of clock or load meets all of them."""
+    samples: list[list[int]] = [[] for _ in functions]
+    for _ in range(20):
+        for function in functions:
+            function()
+    for _ in range(repeats):
+        for function, times in zip(functions, samples, strict=True):
+            start = time.perf_counter_ns()
+            function()
+            times.append(time.perf_counter_ns() - start)
+    return [statistics.median(times) / 1000 for times in samples]
+
+
+# -- the peers: msgpack with the same fields and the same checks ----------------------------------------------------
+
+
+def _msgpack_lists(reply: Reply) -> bytes:
+    rows, at = [], 0
+    tokens, counts = reply.tokens.reshape(-1).tolist(), reply.counts.reshape(-1).tolist()
+    ids, q = reply.ids.tolist(), reply.q.tolist()
+    for token, count in zip(tokens, counts, strict=True):
+        rows.append([token, 1, ids[at : at + count], q[at : at + count]])
+        at += count
+    return msgpack.packb(_identity(reply) + [rows], use_bin_type=True)
+
+
+def _msgpack_lists_decode(data: bytes) -> list[Any]:
+    """Every invariant, as a careful Python author would write it over lists."""
+    message = msgpack.unpackb(data, raw=False)
+    for token, kind, ids, q in message[-1]:
+        if kind != 1 or not 0 < len(ids) <= SUPPORT or len(ids) != len(q):
+            raise ValueError("shape")
+        total, hit, last = 0, False, -1
+        for token_id, value in zip(ids, q, strict=True):
+            tickets = value * TICKET_TOTAL
+            if token_id <= last or token_id >= VOCAB or not 0 < tickets <= TICKET_TOTAL or tickets != int(tickets):
+                raise ValueError("row")
+            total, hit, last = total + int(tickets), hit or token_id == token, token_id
+        if total != TICKET_TOTAL or not hit:
+            raise ValueError("mass")
+    return message
+
+
+def _msgpack_arrays(reply: Reply) -> bytes:
+    body = [
+        reply.tokens.tobytes(),
+        reply.kinds.tobytes(),
+        reply.counts.tobytes(),
+        reply.ids.tobytes(),
+        reply.q.tobytes(),
+    ]
+    return msgpack.packb(_identity(reply) + body, use_bin_type=True)
+
+
+def _msgpack_arrays_decode(data: bytes) -> Reply:
+    """Byte arrays judged by our own vectorised checks, so only the container differs."""
+    message = msgpack.unpackb(data, raw=False)
+    tokens, kinds, counts, ids, q = message[-5:]
+    shape = (REQUESTS, DEPTH)
+    reply = Reply(
+        session=message[0],
+        batch_slot=message[1],
+        batch=message[2],
+        requests=reply_requests(_step()),
+        tokens=np.frombuffer(tokens, np.int32).reshape(shape),
+        kinds=np.frombuffer(kinds, np.uint8).reshape(shape),
+        counts=np.frombuffer(counts, np.int32).reshape(shape),
+        ids=np.frombuffer(ids, np.int32),
+        q=np.frombuffer(q, np.float32),
+        dense=np.zeros((0, 0), np.float32),
+        shard=LIMITS.whole_vocab,
+    )
+    validate.require_rows(reply, LIMITS)
+    return reply
+
+
+def _identity(reply: Reply) -> list[Any]:
+    requests = [[r.slot, r.generation, r.round, r.anchor_position, r.context_version] for r in reply.requests]
+    return [reply.session, reply.batch_slot, reply.batch, requests]
+
+
+# -- loopback -------------------------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """Answers every STEP from memory."""
+
+    def __init__(self) -> None:
+        self.arrays = _sparse_arrays()
+
+    def on_step(self, message: Step) -> Reply:
+        return build_reply(message, LIMITS.whole_vocab, **self.arrays)
+
+    def on_open(self, message: Open) -> None: ...
+
+    def on_state(self, message: State) -> None: ...
+
+    def on_commit(self, message: Commit) -> None: ...
+
+    def on_reset(self, message: Any) -> None: ...
+
+    def on_cancel(self, message: Cancel) -> None: ...
+
+    def on_disconnect(self, session: int) -> None: ...
+
+
+async def _serve() -> None:
+    server = await serve_wire("127.0.0.1:0", _Memory(), HELLO)
+    print(server.address, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.close()
+
+
+def loopback_us(rounds: int) -> list[float]:
+    """STEP to validated and complete REPLY, then COMMIT and the next position's STATE, for 4 requests."""
+    argv = [sys.executable, "-m", "benchmarks.wire", "--serve"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdin is not None
+        try:
+            with DrafterClient.connect(process.stdout.readline().strip(), HELLO) as client:
+                return _rounds(client, rounds)
+        finally:
+            process.stdin.close()
+
+
+def _rounds(client: DrafterClient, rounds: int) -> list[float]:
+    session = client.session
+    for slot in range(REQUESTS):
+        client.open(Open(session, slot, 1, 3, 700_000, SUPPORT, DEPTH))
+    template, times = _step(session), []
+    position, prefix = 0, prefix_digest([7])
+    row = np.zeros((1, HELLO.state_row_bytes), np.uint8)
+    anchor = np.array([7], np.int32)
+    for number in range(rounds):
+        requests = tuple(
+            replace(r, round=number, anchor_position=position, prefix_digest=prefix) for r in template.requests
+        )
+        step = Step(session, number % 2, client.next_batch(), DEPTH, requests)
+        start = time.perf_counter_ns()
+        client.step(step)
+        times.append((time.perf_counter_ns() - start) / 1000)
+        client.commit([Commit(session, slot, 1, number, 0, 7, False, position + 1) for slot in range(REQUESTS)])
+        for slot in range(REQUESTS):
+            client.state(State(session, slot, 1, position, anchor, row))
+        position += 1
+        prefix = prefix_digest([7]) if position == 0 else _extend(prefix)
+    return times
+
+
+def _extend(prefix: bytes) -> bytes:
+    from remote_dspark.wire.prefix import extend_prefix
+
+    return extend_prefix(prefix, (7,))
+
+
+# -- results --------------------------------------------------------------------------------------------------------
+
+
+def _result(
+    name: str, value: float, unit: str, goal: float | None, *, less: bool = True, **peer: Any
+) -> dict[str, Any]:
+    met = None if goal is None else (value <= goal if less else value >= goal)
+    return {
+        "name": name,
+        "value": round(value, 3),
+        "unit": unit,
+        "goal": None if goal is None else f"{'<=' if less else '>='} {goal:g}",
+        "met": met,
+        "peer": peer.get("peer"),
+        "ratio": round(peer["ratio"], 2) if "ratio" in peer else None,
+    }
+
+
+def measure(*, rounds: int = 20_000) -> list[dict[str, Any]]:
+    """Every figure, in under a minute."""
+    reply = build_reply(_step(), LIMITS.whole_vocab, **_sparse_arrays())
+    frame, as_lists, as_arrays = codec.encode(reply, LIMITS), _msgpack_lists(reply), _msgpack_arrays(reply)
+    ours, lists, arrays, encode_us, decode_us = _medians_us(
+        1500,
+        lambda: codec.decode(codec.encode(reply, LIMITS), LIMITS),
+        lambda: _msgpack_lists_decode(_msgpack_lists(reply)),
+        lambda: _msgpack_arrays_decode(_msgpack_arrays(reply)),
+        lambda: codec.encode(reply, LIMITS),
+        lambda: codec.decode(frame, LIMITS),
+    )
+    results = [
+        _result(
+            "wire sparse encode + validated decode, 4x5x32", ours, "us", 80, peer="msgpack lists", ratio=lists / ours
+        ),
+        _result("same, against byte arrays", ours, "us", 80, peer="msgpack byte arrays", ratio=arrays / ours),
+        _result("wire sparse encode", encode_us, "us", None),
+        _result("wire sparse validated decode", decode_us, "us", None),
+        _result("wire sparse frame", len(frame), "bytes", None, peer="msgpack lists", ratio=len(as_lists) / len(frame)),
+        _result("same frame", len(frame), "bytes", None, peer="msgpack byte arrays", ratio=len(as_arrays) / len(frame)),
+    ]
+    dense = codec.encode(_dense_reply(), LIMITS)
+    (dense_us,) = _medians_us(40, lambda: codec.decode(dense, LIMITS))
+    rate = len(dense) / dense_us / 1000
+    results.append(_result("wire dense validated decode, 4x5x129280, one thread", rate, "GB/s", 1.5, less=False))
+    times = sorted(loopback_us(rounds))
+    p50, p99 = times[len(times) // 2], times[len(times) * 99 // 100]
+    results.append(_result(f"loopback STEP to complete REPLY p50, {rounds} rounds", p50, "us", 400))
+    results.append(_result(f"loopback STEP to complete REPLY p99, {rounds} rounds", p99, "us", 1500))
+    return results
+
+
+assert RowKind.SPARSE == 1  # the peers above write the kind as a literal
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--serve"]:
+        asyncio.run(_serve())
+    else:
+        for line in measure():
+            print(line)

@@ -1,0 +1,139 @@
+"""A blocking byte channel for threads: one reader and one writer at a time, plain or TLS.
+
+Rules: no protocol here. TLS runs over memory buffers under one lock, because a TLS object must not be read and
+written by two threads at once, while the socket may.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+
+from remote_dspark.wire.address import Address, tune
+from remote_dspark.wire.kinds import Role
+from remote_dspark.wire.tls import TlsConfig, make_context, require_pinned
+
+READ_BYTES = 1 << 18
+
+
+class Channel:
+    """A connected socket; see `connect`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._tls: ssl.SSLObject | None = None
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls_lock = threading.Lock()
+        self._write_lock = threading.Lock()
+
+    @classmethod
+    def connect(cls, address: Address, tls: TlsConfig | None, deadline: float) -> Channel:
+        """Connects before ``deadline`` (``time.monotonic`` seconds), with the TLS handshake if configured."""
+        remaining = _remaining(deadline)
+        if address.path:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(remaining)
+                sock.connect(address.path)
+            except OSError:
+                sock.close()
+                raise
+        else:
+            sock = socket.create_connection((address.host, address.port), timeout=remaining)
+        tune(sock)
+        channel = cls(sock)
+        try:
+            if tls is not None:
+                channel._handshake(tls, deadline)
+        except BaseException:
+            channel.close()
+            raise
+        return channel
+
+    def _handshake(self, config: TlsConfig, deadline: float) -> None:
+        context = make_context(config, Role.CLIENT)
+        tls = context.wrap_bio(self._incoming, self._outgoing, server_side=False)
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush(deadline)
+                self._fill(deadline)
+        self._flush(deadline)
+        require_pinned(tls.getpeercert(binary_form=True), config)
+        self._tls = tls
+
+    def send(self, data: bytes | bytearray | memoryview, deadline: float) -> None:
+        """Writes all of ``data`` or raises ``TimeoutError``/``OSError``, after which the channel is broken."""
+        with self._write_lock:
+            if self._tls is None:
+                self._send_all(data, deadline)
+                return
+            with self._tls_lock:
+                self._tls.write(data)
+                sealed = self._outgoing.read()
+            self._send_all(sealed, deadline)
+
+    def receive(self, deadline: float) -> bytes:
+        """Some bytes; empty at the end of the stream. Raises ``TimeoutError`` at the deadline, losing nothing."""
+        if self._tls is None:
+            return self._read_socket(deadline)
+        while True:
+            with self._tls_lock:
+                try:
+                    return self._tls.read(READ_BYTES)
+                except ssl.SSLWantReadError:
+                    pass
+                except ssl.SSLZeroReturnError:
+                    return b""
+            if not self._fill(deadline):
+                return b""
+
+    def close(self) -> None:
+        """Closes both directions; wakes a blocked reader. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _flush(self, deadline: float) -> None:
+        data = self._outgoing.read()
+        if data:
+            self._send_all(data, deadline)
+
+    def _fill(self, deadline: float) -> bool:
+        data = self._read_socket(deadline)
+        with self._tls_lock:
+            if data:
+                self._incoming.write(data)
+            else:
+                self._incoming.write_eof()
+        if not data and self._tls is None:
+            raise ConnectionError("the peer closed the connection during the TLS handshake; is our certificate pinned?")
+        return bool(data)
+
+    def _read_socket(self, deadline: float) -> bytes:
+        """Waits for readability, so that a reader's deadline never shortens a concurrent writer's."""
+        poller = select.poll()
+        poller.register(self._sock, select.POLLIN)
+        if not poller.poll(max(_remaining(deadline), 0) * 1000):
+            raise TimeoutError("no bytes from the peer before the deadline")
+        return self._sock.recv(READ_BYTES)
+
+    def _send_all(self, data: bytes | bytearray | memoryview, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            self._sock.settimeout(max(_remaining(deadline), 0.001))
+            view = view[self._sock.send(view) :]
+
+
+def _remaining(deadline: float) -> float:
+    remaining = deadline - time.monotonic()
+    if remaining <= 0:
+        raise TimeoutError("the deadline has passed")
+    return remaining
