@@ -81,6 +81,20 @@ def one_hot_row(token: int) -> DraftRow:
     return DraftRow(np.array([token], dtype=np.int64), np.array([TICKET_TOTAL], dtype=np.int64))
 
 
+def dense_row(counts: npt.NDArray[np.int64]) -> DraftRow:
+    """The q of a dense row: tickets of every id, zeros allowed on the way in and dropped here.
+
+    Args:
+        counts: int64 [V], sum exactly 2**24.
+
+    Raises:
+        InvalidRowError: Counts negative or with another total.
+    """
+    require_tickets(counts)
+    ids = np.flatnonzero(counts).astype(np.int64)
+    return DraftRow(ids, counts[ids])
+
+
 def require_draft_row(row: DraftRow, vocab_size: int) -> DraftRow:
     """Checks a draft row against the vocabulary.
 

@@ -71,6 +71,9 @@ def test_reset_changes_the_key_and_voids_everything():
     assert ring.reset(1) == derive_key(1, 1)
     with pytest.raises(StaleDrawError):
         ring.resend(9)
+    # the round of a fresh ring is -1, which must not find the old bytes either
+    with pytest.raises(StaleDrawError):
+        ring.resend(-1)
     assert ring.proposal(0, 1) == proposal_draw(derive_key(1, 1), 0, 1)
     assert ring.proposal(9, 1) != before
 

@@ -17,6 +17,7 @@ from remote_dspark.oracle.verify import (
     DraftRow,
     FinalKind,
     accepts,
+    dense_row,
     draw_correction,
     draw_weighted,
     ideal_residual,
@@ -36,8 +37,7 @@ def array(*values):
 
 def draft_row(*counts):
     """A row over ids 0..n-1 without its zero counts."""
-    dense = array(*counts)
-    return DraftRow(np.flatnonzero(dense).astype(np.int64), dense[dense > 0])
+    return dense_row(array(*counts))
 
 
 def test_acceptance_boundary_equals_the_rational_one():
@@ -58,6 +58,15 @@ def test_zero_target_never_accepts_and_more_than_q_always_does():
     assert not accepts(0, 1, 0, WEIGHT_ONE)
     assert accepts(TOP32, TICKET_TOTAL // 2, WEIGHT_ONE, 2 * WEIGHT_ONE)
     assert not accepts(TOP32, TICKET_TOTAL // 2 + 1, WEIGHT_ONE, 2 * WEIGHT_ONE)
+
+
+def test_held_weight_in_64_bits():
+    """Red if the documented int64 form of floor(c * S / 2**24) loses a carry or exceeds 63 bits."""
+    totals = [WEIGHT_ONE, WEIGHT_ONE + 12345, 3 * WEIGHT_ONE - 1, 129280 * WEIGHT_ONE - 7, (1 << 62) - 1]
+    for total, count in itertools.product(totals, [1, 2, TICKET_TOTAL // 3, TICKET_TOTAL - 1, TICKET_TOTAL]):
+        high, low = divmod(total, 1 << 24)
+        assert count * high + (count * low >> 24) == count * total >> 24
+        assert count * high + (count * low >> 24) < 1 << 63
 
 
 def small_rounds():
@@ -227,6 +236,15 @@ def test_output_frequencies_follow_the_target():
         counts[outcome.tokens[0]] += 1
     expected = np.array([float(value) for value in exact_probs(target)]) * num_rounds
     assert ((counts - expected) ** 2 / expected).sum() < 35.9
+
+
+def test_dense_rows_drop_zeros_and_nothing_else():
+    """Red if a dense row keeps zeros, loses an id, or is renormalised."""
+    row = draft_row(0, 3, 0, TICKET_TOTAL - 3)
+    assert (row.ids.tolist(), row.tickets.tolist()) == ([1, 3], [3, TICKET_TOTAL - 3])
+    for bad in ((0, 0), (TICKET_TOTAL, 1), (TICKET_TOTAL + 1, -1)):
+        with pytest.raises(InvalidRowError):
+            draft_row(*bad)
 
 
 def test_ideal_residual_by_hand():
