@@ -30,6 +30,8 @@ from remote_dspark.wire.reply import reply_row
 
 RECONNECT_EVERY_S: Final = 5.0
 RECONNECT_TIMEOUT_S: Final = 1.0
+HEARTBEAT_S: Final = 20.0
+"""Well below the worker's idle deadline, which would end the session of a server without requests."""
 
 
 class DraftLink:
@@ -65,7 +67,7 @@ class DraftLink:
         while True:
             left = max(deadline - time.monotonic(), 0.1)
             try:
-                self._client = DrafterClient.connect(self._config.drafter_address, self._hello, timeout_s=left)
+                self._client = self._dial(left)
                 return
             except ProtocolError as cause:
                 raise DrafterError(f"drafter {self._config.drafter_address}: {cause}") from cause
@@ -200,11 +202,14 @@ class DraftLink:
             return
         self._next_attempt_s = time.monotonic() + RECONNECT_EVERY_S
         try:
-            self._client = DrafterClient.connect(
-                self._config.drafter_address, self._hello, timeout_s=RECONNECT_TIMEOUT_S
-            )
+            self._client = self._dial(RECONNECT_TIMEOUT_S)
         except (ProtocolError, OSError) as cause:
             self._count(cause.code if isinstance(cause, ProtocolError) else "connection_lost")
+
+    def _dial(self, timeout_s: float) -> DrafterClient:
+        return DrafterClient.connect(
+            self._config.drafter_address, self._hello, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S
+        )
 
     def _new_generation(self, seat: Seat) -> None:
         self._generation += 1

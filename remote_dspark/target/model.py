@@ -104,6 +104,10 @@ class TargetModel:
         # The module itself, not the package's lazy index: it saves half of the import time.
         from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
 
+        from transformers.utils.logging import disable_progress_bar
+
+        # stderr is for people and logs; a bar redrawn there is for neither.
+        disable_progress_bar()
         model = Qwen3ForCausalLM.from_pretrained(folder, dtype=_DTYPES[dtype], local_files_only=True)
         self._model = model.to(device).eval()
         self._device = device
