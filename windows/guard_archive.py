@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Final
 
 FIXED_TIME: Final = (1980, 1, 1, 0, 0, 0)
-_ENTRY: Final = b"from windows.guard.__main__ import run\n\nrun()\n"
+_ENTRY: Final = b"from windows.guard.preload import run\n\nrun()\n"
 _PACKAGE: Final = b'"""Holds only the guard, in this archive."""\n'
 
 

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import sys
-import traceback
 
 from windows.guard import VERSION, clock, deadman, files, framing, holder, lease, ops, spawn, table
 from windows.guard.errors import Refusal
@@ -90,12 +89,23 @@ def answer(state: State, digest: str, data: bytes) -> Json:
     except Refusal as refusal:
         return {"ok": False, "error": refusal.to_document()}
     except Exception as error:  # noqa: BLE001 - the one place where our own bugs become an answer
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({os.path.basename(where.filename)}:{where.lineno})"
-        refusal = Refusal(
-            "INTERNAL", "the guard failed", "no bug", text[:300], "ask again with the same operation id; report this"
+        text = f"{type(error).__name__}: {error} ({_where(error)})"
+        bug = Refusal(
+            "INTERNAL",
+            "the guard failed",
+            "no bug",
+            text[:300],
+            "ask again with the same operation id; report this",
         )
-        return {"ok": False, "error": refusal.to_document()}
+        return {"ok": False, "error": bug.to_document()}
+
+
+def _where(error: BaseException) -> str:
+    """File and line the error came from."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace else "?"
 
 
 def background(state: State, digest: str, arguments: list[str]) -> int:

@@ -69,7 +69,7 @@ def _ask(query: str, fields: tuple[str, ...]) -> list[list[str | None]] | None:
     if program is None:
         return None
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             [program, f"--query-{query}={','.join(fields)}", "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL,
             capture_output=True,

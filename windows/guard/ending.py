@@ -32,7 +32,7 @@ def close(state: State, record: Json | None, claim: Json) -> Json:
     """The verb ``close``: compare and release."""
     if record is None:
         ended = state.outcome(claim["hold_id"])
-        assert ended is not None  # noqa: S101 - the caller found this outcome
+        assert ended is not None
         return dict(ended, already=True)
     hold_id, epoch = record["hold_id"], record["epoch"]
     if record["state"] in table.UNTOUCHED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import sys
 
 from windows.guard import PROTOCOL, VERSION, clock, devices, files, proc, units
@@ -31,7 +30,7 @@ def hello(state: State, digest: str) -> Json:
         "systemd": units.manager(),
         "linger": units.has_linger(),
         "state_dir": state.folder,
-        "python": platform.python_version(),
+        "python": sys.version.split()[0],
     }
 
 
@@ -93,7 +92,7 @@ def _cpu_model() -> str:
 def _shared_memory() -> list[Json]:
     """What lies in /dev/shm: leftovers there turn one crash into a loop of them."""
     result = []
-    with contextlib.suppress(OSError), os.scandir("/dev/shm") as entries:  # noqa: S108 - looked at, not written
+    with contextlib.suppress(OSError), os.scandir("/dev/shm") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 info = entry.stat(follow_symlinks=False)
@@ -102,7 +101,7 @@ def _shared_memory() -> list[Json]:
 
 
 def _remove_ipc() -> str:
-    """logind's RemoveIPC: with it, semaphores of a user die with the user's last session. systemd's default is yes."""
+    """RemoveIPC of logind: with it, semaphores of a user die with the user's last session. systemd's default is yes."""
     if not units.under_systemd():
         return "no"
     value = "yes"

@@ -114,7 +114,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """fsync a folder, so that names in it survive power loss."""
+    """Sync a folder to disk, so that names in it survive power loss."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

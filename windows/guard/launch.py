@@ -70,4 +70,8 @@ def unit_outcome(folder: str) -> str:
 def is_running(record_path: str) -> bool:
     """True when the background program with this record lives."""
     record = files.read_json(record_path)
-    return bool(record) and record["boot_id"] == clock.boot_id() and proc.is_alive(record["pid"], record["start_ticks"])
+    return (
+        record is not None
+        and record["boot_id"] == clock.boot_id()
+        and proc.is_alive(record["pid"], record["start_ticks"])
+    )

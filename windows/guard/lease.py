@@ -246,7 +246,7 @@ def require_claim(state: State, claim: Json | None) -> Json:
                 str(shown[1]),
                 "stop touching this host; ask status",
             )
-    assert record is not None  # noqa: S101 - the loop above refused a missing record
+    assert record is not None
     return record
 
 

@@ -22,7 +22,7 @@ def send(plan: dict[str, Any], event: str) -> None:
     message = {"event": event, "hold_id": plan["hold_id"], "epoch": plan["epoch"], "utc": clock.utc_now()}
     environment = dict(spawn.base_environment(), DSPARK_EVENT=event, DSPARK_HOLD_ID_NOTIFIED=str(plan["hold_id"]))
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(  # noqa: S603
+        subprocess.run(
             plan["notify"],
             input=json.dumps(message).encode("ascii"),
             stdout=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Owned runs: programs that live only inside the hold. The verbs ``run``, ``wait`` and ``end-run``.
 
-A run is a folder: what was asked (``run.json``), who supervises it, who it is, what it printed, how it ended. The outcome
-is written by the supervisor, never guessed by a caller; a missing outcome is ``unknown``.
+A run is a folder: what was asked (``run.json``), who supervises it, who it is, what it printed, how it ended. The
+outcome is written by the supervisor, never guessed by a caller; a missing outcome is ``unknown``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SLOT_BYTES = 64 << 10
 BALLAST_BYTES = 1 << 20
-"""Preallocated by acquire: the outcome slot is written in place, the ballast is given up when a write finds no space."""
+"""Preallocated by acquire: the outcome slot is written in place, the ballast is given up when the disk is full."""
 
 EVENT_LIMIT = 500
 
@@ -198,7 +198,7 @@ class State:
 
     def events(self, since: int) -> list[Json]:
         """Events from sequence number ``since`` on; the number is the line's index, and torn lines keep theirs."""
-        result = []
+        result: list[Json] = []
         with contextlib.suppress(FileNotFoundError), open(self.path("events.jsonl"), "rb") as handle:
             for sequence, line in enumerate(handle):
                 if sequence < since or len(result) >= EVENT_LIMIT:

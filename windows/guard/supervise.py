@@ -1,7 +1,7 @@
 """The supervisor of one run: parent of the program, reader of its output, writer of its outcome.
 
-It ends the program at its time limit, at the hold's run deadline, when the hold is gone, when memory is exceeded, or when
-asked (the ``end`` file and SIGUSR1); always the whole tree: TERM, five seconds, KILL. It sleeps in select.
+It ends the program at its time limit, at the hold's run deadline, when the hold is gone, when memory is exceeded, or
+when asked (the ``end`` file and SIGUSR1); always the whole tree: TERM, five seconds, KILL. It sleeps in select.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _environment() -> dict[str, str]:
 def command(argv: list[str], timeout_s: float = 30.0) -> Done:
     """Run one program to its end, streams captured, no shell; a timeout reads as exit 124."""
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             capture_output=True,
