@@ -17,6 +17,7 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from xxhash import xxh3_128_digest
 
 from remote_dspark.contract import Q_FLOOR_FIRST, TICKET_TOTAL, DraftMode
 from remote_dspark.wire import codec, validate
@@ -24,7 +25,7 @@ from remote_dspark.wire.client import DrafterClient
 from remote_dspark.wire.kinds import Role, RowKind
 from remote_dspark.wire.limits import limits_of
 from remote_dspark.wire.messages import Cancel, Commit, Hello, Open, Reply, State, Step, StepRequest
-from remote_dspark.wire.prefix import prefix_digest
+from remote_dspark.wire.prefix import extend_prefix, prefix_digest
 from remote_dspark.wire.reply import build_dense_reply, build_reply, reply_requests, tickets_to_q
 from remote_dspark.wire.server import serve_wire
 
@@ -94,12 +95,12 @@ def _msgpack_lists(reply: Reply) -> bytes:
     for token, count in zip(tokens, counts, strict=True):
         rows.append([token, 1, ids[at : at + count], q[at : at + count]])
         at += count
-    return msgpack.packb(_identity(reply) + [rows], use_bin_type=True)
+    return _sealed(msgpack.packb([*_identity(reply), rows], use_bin_type=True))
 
 
 def _msgpack_lists_decode(data: bytes) -> list[Any]:
     """Every invariant, as a careful Python author would write it over lists."""
-    message = msgpack.unpackb(data, raw=False)
+    message = msgpack.unpackb(_opened(data), raw=False)
     for token, kind, ids, q in message[-1]:
         if kind != 1 or not 0 < len(ids) <= SUPPORT or len(ids) != len(q):
             raise ValueError("shape")
@@ -115,19 +116,14 @@ def _msgpack_lists_decode(data: bytes) -> list[Any]:
 
 
 def _msgpack_arrays(reply: Reply) -> bytes:
-    body = [
-        reply.tokens.tobytes(),
-        reply.kinds.tobytes(),
-        reply.counts.tobytes(),
-        reply.ids.tobytes(),
-        reply.q.tobytes(),
-    ]
-    return msgpack.packb(_identity(reply) + body, use_bin_type=True)
+    arrays = (reply.tokens, reply.kinds, reply.counts, reply.ids, reply.q)
+    body = [array.tobytes() for array in arrays]
+    return _sealed(msgpack.packb([*_identity(reply), *body], use_bin_type=True))
 
 
 def _msgpack_arrays_decode(data: bytes) -> Reply:
     """Byte arrays judged by our own vectorised checks, so only the container differs."""
-    message = msgpack.unpackb(data, raw=False)
+    message = msgpack.unpackb(_opened(data), raw=False)
     tokens, kinds, counts, ids, q = message[-5:]
     shape = (REQUESTS, DEPTH)
     reply = Reply(
@@ -145,6 +141,18 @@ def _msgpack_arrays_decode(data: bytes) -> Reply:
     )
     validate.require_rows(reply, LIMITS)
     return reply
+
+
+def _sealed(data: bytes) -> bytes:
+    """The same protection against corruption that our frames have."""
+    return xxh3_128_digest(data) + data
+
+
+def _opened(data: bytes) -> memoryview:
+    view = memoryview(data)
+    if xxh3_128_digest(view[16:]) != view[:16]:
+        raise ValueError("digest")
+    return view[16:]
 
 
 def _identity(reply: Reply) -> list[Any]:
@@ -188,7 +196,8 @@ def loopback_us(rounds: int) -> list[float]:
     """STEP to validated and complete REPLY, then COMMIT and the next position's STATE, for 4 requests."""
     argv = [sys.executable, "-m", "benchmarks.wire", "--serve"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdin is not None
         try:
             with DrafterClient.connect(process.stdout.readline().strip(), HELLO) as client:
                 return _rounds(client, rounds)
@@ -201,29 +210,24 @@ def _rounds(client: DrafterClient, rounds: int) -> list[float]:
     for slot in range(REQUESTS):
         client.open(Open(session, slot, 1, 3, 700_000, SUPPORT, DEPTH))
     template, times = _step(session), []
-    position, prefix = 0, prefix_digest([7])
+    prefix = prefix_digest([7])
     row = np.zeros((1, HELLO.state_row_bytes), np.uint8)
     anchor = np.array([7], np.int32)
     for number in range(rounds):
         requests = tuple(
-            replace(r, round=number, anchor_position=position, prefix_digest=prefix) for r in template.requests
+            replace(r, round=number, anchor_position=number, prefix_digest=prefix) for r in template.requests
         )
         step = Step(session, number % 2, client.next_batch(), DEPTH, requests)
         start = time.perf_counter_ns()
         client.step(step)
         times.append((time.perf_counter_ns() - start) / 1000)
-        client.commit([Commit(session, slot, 1, number, 0, 7, False, position + 1) for slot in range(REQUESTS)])
+        client.commit([Commit(session, slot, 1, number, 0, 7, False, number + 1) for slot in range(REQUESTS)])
         for slot in range(REQUESTS):
-            client.state(State(session, slot, 1, position, anchor, row))
-        position += 1
-        prefix = prefix_digest([7]) if position == 0 else _extend(prefix)
+            client.state(State(session, slot, 1, number, anchor, row))
+        # The worker has digested the states before the next STEP is timed.
+        client.ping()
+        prefix = extend_prefix(prefix, (7,))
     return times
-
-
-def _extend(prefix: bytes) -> bytes:
-    from remote_dspark.wire.prefix import extend_prefix
-
-    return extend_prefix(prefix, (7,))
 
 
 # -- results --------------------------------------------------------------------------------------------------------

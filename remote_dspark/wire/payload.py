@@ -92,7 +92,8 @@ def pack_reply(message: Reply, limits: Limits) -> bytearray:
     """A REPLY frame without its header. Sizes are checked; whether q is a distribution is ``validate``'s business."""
     num, depth = message.tokens.shape
     _require_shape(message, limits)
-    _require_arrays(message, limits)
+    kinds, counts = message.kinds.reshape(-1).tolist(), message.counts.reshape(-1).tolist()
+    _require_arrays(message, kinds, counts, limits)
     num_rows, entries, dense = num * depth, int(message.ids.size), message.dense
     rows_at = HEADER_BYTES + layout.REPLY.size + num * layout.REPLY_REQUEST.size
     entries_at = rows_at + num_rows * layout.REPLY_ROW.size
@@ -132,10 +133,10 @@ def pack_reply(message: Reply, limits: Limits) -> bytearray:
         np.frombuffer(frame, layout.DENSE_DTYPE, dense.size, dense_at).reshape(dense.shape)[:] = dense
     rows = np.frombuffer(frame, layout.ROW_DTYPE, num_rows, rows_at)
     rows["token"] = message.tokens.reshape(-1)
-    rows["kind"] = message.kinds.reshape(-1)
-    rows["count"] = message.counts.reshape(-1)
-    rows["mass"] = row_masses(message)
-    rows["checksum"] = _row_checksums(memoryview(frame)[entries_at:], message, entries * layout.REPLY_ENTRY.size, width)
+    rows["kind"] = kinds
+    rows["count"] = counts
+    rows["mass"] = row_masses(message, kinds)
+    rows["checksum"] = _row_checksums(memoryview(frame)[entries_at:], kinds, counts, width)
     return frame
 
 
@@ -172,13 +173,15 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
     dense = _EMPTY_DENSE
     if num_dense:
         dense = np.frombuffer(payload, layout.DENSE_DTYPE, num_dense * width, dense_at).reshape(num_dense, width)
+    table = rows.tolist()
+    kinds, counts = [row[4] for row in table], [row[3] for row in table]
     reply = Reply(
         session=session,
         batch_slot=batch_slot,
         batch=batch,
         requests=requests,
-        tokens=rows["token"].reshape(num, depth).astype(np.int32),
-        kinds=rows["kind"].reshape(num, depth).astype(np.uint16),
+        tokens=rows["token"].reshape(num, depth).copy(),
+        kinds=rows["kind"].reshape(num, depth).copy(),
         counts=rows["count"].reshape(num, depth).astype(np.int32),
         ids=area["id"].copy(),
         q=area["q"].copy(),
@@ -186,11 +189,10 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
         shard=Shard(index, shards, start, end),
     )
     _require_shape(reply, limits)
-    masses = require_rows(reply, limits)
-    if np.count_nonzero(rows["mass"] == masses) != masses.size:
-        raise refusals.WrongMassError(f"row headers state masses {rows['mass'].tolist()}, found {masses.tolist()}")
-    checksums = _row_checksums(payload[entries_at:], reply, area.nbytes, width)
-    if rows["checksum"].tolist() != checksums:
+    masses, stated = require_rows(reply, limits).tolist(), [row[2] for row in table]
+    if stated != masses:
+        raise refusals.WrongMassError(f"row headers state masses {stated}, found {masses}")
+    if [row[0] for row in table] != _row_checksums(payload[entries_at:], kinds, counts, width):
         raise refusals.BadRowChecksumError("a row's probability checksum does not match its bytes")
     return reply
 
@@ -216,11 +218,11 @@ def _require_shape(reply: Reply, limits: Limits) -> None:
         raise refusals.WrongReplyShapeError(f"kinds and counts must have shape {(num, depth)}")
 
 
-def _require_arrays(reply: Reply, limits: Limits) -> None:
+def _require_arrays(reply: Reply, kinds: list[int], counts: list[int], limits: Limits) -> None:
     """What packing needs: sizes that belong together and buffers within the limits."""
-    entries, dense = int(reply.counts.sum()), int(np.count_nonzero(reply.kinds == RowKind.DENSE))
-    if int(reply.counts.max()) > limits.max_support or int(reply.counts.min()) < 0:
-        raise refusals.SupportTooLargeError(f"expected 0..{limits.max_support} entries per row")
+    if max(counts) > limits.max_support or min(counts) < 0:
+        raise refusals.SupportTooLargeError(f"expected 0..{limits.max_support} entries per row, found {counts}")
+    entries, dense = sum(counts), kinds.count(_DENSE)
     if entries != reply.ids.size or entries != reply.q.size or dense != reply.dense.shape[0]:
         raise refusals.MissingQError(
             f"rows claim {entries} entries and {dense} dense rows; "
@@ -230,11 +232,11 @@ def _require_arrays(reply: Reply, limits: Limits) -> None:
         raise refusals.WrongRowKindError(f"dense rows of {limits.dense_width} columns, only where negotiated")
 
 
-def _row_checksums(area: memoryview, reply: Reply, sparse_bytes: int, width: int) -> list[int]:
+def _row_checksums(area: memoryview, kinds: list[int], counts: list[int], width: int) -> list[int]:
     """xxh3-64 of each row's bytes as they travel; of nothing for GREEDY rows."""
     result: list[int] = []
-    at, dense_at = 0, sparse_bytes
-    for kind, count in zip(reply.kinds.reshape(-1).tolist(), reply.counts.reshape(-1).tolist(), strict=True):
+    at, dense_at = 0, 8 * sum(counts)
+    for kind, count in zip(kinds, counts, strict=True):
         start = at
         if kind == _DENSE:
             start, dense_at = dense_at, dense_at + 4 * width

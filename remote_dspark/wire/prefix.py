@@ -7,6 +7,7 @@ to go on, so it does not depend on how the tokens were split into chunks. STEP n
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterable
 from typing import Final
 
@@ -18,11 +19,16 @@ EMPTY_PREFIX: Final = hashlib.sha256(PREFIX_TAG).digest()
 
 
 def extend_prefix(digest: bytes, token_ids: Iterable[int] | npt.NDArray[np.integer]) -> bytes:
-    """Returns the digest after appending ``token_ids`` (each in int32) to the prefix that ``digest`` stands for."""
-    ids = np.fromiter(token_ids, dtype=np.int64) if not isinstance(token_ids, np.ndarray) else token_ids
-    if ids.size and (int(ids.min()) < -(2**31) or int(ids.max()) >= 2**31):
-        raise ValueError(f"prefix token ids must fit int32, found {int(ids.min())}..{int(ids.max())}")
-    raw = ids.astype("<i4").tobytes()
+    """Returns the digest after appending ``token_ids`` (each in int32) to the prefix that ``digest`` stands for.
+
+    Raises:
+        ValueError: an id outside int32.
+    """
+    ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+    try:
+        raw = struct.pack(f"<{len(ids)}i", *ids)
+    except struct.error as error:
+        raise ValueError(f"prefix token ids must be integers within int32: {error}") from error
     sha256 = hashlib.sha256
     for start in range(0, len(raw), 4):
         digest = sha256(digest + raw[start : start + 4]).digest()

@@ -20,6 +20,7 @@ from remote_dspark.wire.messages import (
     ReplyRequest,
     Shard,
     Step,
+    UInt8Array,
 )
 
 INV_TICKET_TOTAL = np.float32(1.0 / TICKET_TOTAL)
@@ -62,12 +63,12 @@ def build_reply(
         q: float32[B, D, K], exact dyadics, zero counts already dropped; copied.
         counts: int32[B, D], valid entries per row; ignored for greedy rows.
     """
-    num, depth = tokens.shape
-    greedy = np.fromiter((r.draft_temperature_ppm == 0 for r in step.requests), dtype=bool, count=num)
-    counts = np.where(greedy[:, None], 0, counts).astype(np.int32)
-    kinds = np.where(greedy[:, None], RowKind.GREEDY, RowKind.SPARSE).astype(np.uint8)
-    width = ids.shape[2]
-    if int(counts.max(initial=0)) == width and int(counts.min(initial=width)) == width:
+    num, depth, width = ids.shape
+    kinds, counts = _kinds(step, RowKind.SPARSE), counts.astype(np.int32)
+    for index, request in enumerate(step.requests):
+        if request.draft_temperature_ppm == 0:
+            counts[index] = 0
+    if counts.reshape(-1).tolist().count(width) == num * depth:
         flat_ids, flat_q = ids.reshape(-1), q.reshape(-1)
     else:
         valid = np.arange(width, dtype=np.int32) < counts[:, :, None]
@@ -78,8 +79,8 @@ def build_reply(
         batch=step.batch,
         requests=reply_requests(step),
         tokens=np.ascontiguousarray(tokens, dtype=np.int32),
-        kinds=np.ascontiguousarray(np.broadcast_to(kinds, (num, depth))),
-        counts=np.ascontiguousarray(np.broadcast_to(counts, (num, depth))),
+        kinds=kinds,
+        counts=counts,
         ids=np.ascontiguousarray(flat_ids, dtype=np.int32),
         q=np.ascontiguousarray(flat_q, dtype=np.float32),
         dense=np.zeros((0, 0), dtype=np.float32),
@@ -89,17 +90,14 @@ def build_reply(
 
 def build_dense_reply(step: Step, shard: Shard, tokens: Int32Array, dense: Float32Array) -> Reply:
     """A dense and greedy reply: ``dense`` is float32[number of non-greedy rows, dense_width], not copied."""
-    num, depth = tokens.shape
-    greedy = np.fromiter((r.draft_temperature_ppm == 0 for r in step.requests), dtype=bool, count=num)
-    kinds = np.repeat(np.where(greedy, RowKind.GREEDY, RowKind.DENSE).astype(np.uint8)[:, None], depth, axis=1)
     return Reply(
         session=step.session,
         batch_slot=step.batch_slot,
         batch=step.batch,
         requests=reply_requests(step),
         tokens=np.ascontiguousarray(tokens, dtype=np.int32),
-        kinds=kinds,
-        counts=np.zeros((num, depth), dtype=np.int32),
+        kinds=_kinds(step, RowKind.DENSE),
+        counts=np.zeros(tokens.shape, dtype=np.int32),
         ids=np.zeros(0, dtype=np.int32),
         q=np.zeros(0, dtype=np.float32),
         dense=dense,
@@ -115,6 +113,15 @@ def greedy_reply(step: Step, shard: Shard, tokens: Int32Array) -> Reply:
     reply = build_reply(step, shard, tokens=tokens, ids=empty, q=q, counts=zero)
     reply.kinds[:] = RowKind.GREEDY
     return reply
+
+
+def _kinds(step: Step, sampled: RowKind) -> UInt8Array:
+    """uint8[B, D]: GREEDY where the STEP asks for temperature 0."""
+    kinds = np.full((len(step.requests), step.depth), sampled, dtype=np.uint8)
+    for index, request in enumerate(step.requests):
+        if request.draft_temperature_ppm == 0:
+            kinds[index] = RowKind.GREEDY
+    return kinds
 
 
 def reply_requests(step: Step) -> tuple[ReplyRequest, ...]:

@@ -24,6 +24,8 @@ ROUND_END: Final = 2**32
 POSITION_END: Final = 2**32
 """The RNG counter holds round and position as u32 (contract.RNG_KEY_TAG)."""
 
+_GREEDY: Final = int(RowKind.GREEDY)
+
 
 @dataclass(slots=True)
 class Slot:
@@ -198,9 +200,7 @@ def _require_anchor(slot: Slot, request: StepRequest, limits: Limits) -> None:
         )
     if slot.committed and slot.committed[0] > request.anchor_position:
         raise refusals.StateGapError(f"slot {slot.index}: committed up to {slot.committed[0]}, anchor lies before")
-    if slot.committed == (request.anchor_position, request.anchor_token) or slot.committed is None:
-        pass
-    elif slot.committed[0] == request.anchor_position:
+    if slot.committed and slot.committed[0] == request.anchor_position and slot.committed[1] != request.anchor_token:
         raise refusals.WrongPrefixError(f"slot {slot.index}: COMMIT named another token for the anchor")
     if extend_prefix(slot.prefix, (request.anchor_token,)) != request.prefix_digest:
         raise refusals.WrongPrefixError(
@@ -223,8 +223,7 @@ def require_reply(batch: Batch, reply: Reply) -> None:
             f"expected {len(step.requests)} requests of depth {step.depth}, "
             f"found {len(reply.requests)} of {reply.depth}"
         )
-    counts, kinds = reply.counts.max(axis=1).tolist(), reply.kinds
-    greedy = (kinds == RowKind.GREEDY).sum(axis=1).tolist()
+    counts, kinds = reply.counts.tolist(), reply.kinds.tolist()
     for index, (asked, found) in enumerate(zip(step.requests, reply.requests, strict=True)):
         if (asked.slot, asked.generation, asked.round, asked.anchor_position, asked.context_version) != (
             found.slot,
@@ -234,13 +233,14 @@ def require_reply(batch: Batch, reply: Reply) -> None:
             found.context_version,
         ):
             raise refusals.WrongReplyIdentityError(f"request {index}: expected {asked}, found {found}")
-        if greedy[index] != (0 if asked.draft_temperature_ppm else step.depth):
+        greedy = kinds[index].count(_GREEDY)
+        if greedy != (0 if asked.draft_temperature_ppm else step.depth):
             raise refusals.WrongRowKindError(
-                f"request {index} at {asked.draft_temperature_ppm} ppm: found {greedy[index]} GREEDY rows"
+                f"request {index} at {asked.draft_temperature_ppm} ppm: found {greedy} GREEDY rows"
             )
-        if counts[index] > asked.support_policy:
+        if max(counts[index]) > asked.support_policy:
             raise refusals.SupportTooLargeError(
-                f"request {index}: support policy {asked.support_policy}, found {counts[index]} entries"
+                f"request {index}: support policy {asked.support_policy}, found {max(counts[index])} entries"
             )
 
 

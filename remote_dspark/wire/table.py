@@ -20,7 +20,13 @@ from remote_dspark.wire.kinds import FrameType, Role
 Refusal = type[RemoteProtocolError]
 
 
-class ConnectionState(Enum):
+class _Cell(Enum):
+    """A table's key. Members are singletons, so the identity hash is right, and it costs no Python call."""
+
+    __hash__ = object.__hash__
+
+
+class ConnectionState(_Cell):
     """Of one connection."""
 
     START = "start"
@@ -77,7 +83,7 @@ def _connection_table() -> dict[tuple[ConnectionState, Role, FrameType], Connect
 CONNECTION: Final = _connection_table()
 
 
-class SlotState(Enum):
+class SlotState(_Cell):
     """Of one slot's occupant."""
 
     FREE = "free"
@@ -87,7 +93,7 @@ class SlotState(Enum):
     INVALID = "invalid"
 
 
-class SlotEvent(Enum):
+class SlotEvent(_Cell):
     """What can happen to a slot. FAIL: a refusal, a rejected reply, or the watchdog."""
 
     OPEN = "open"
@@ -154,7 +160,7 @@ SLOT: Final[dict[SlotState, dict[SlotEvent, SlotState | Refusal]]] = {
 }
 
 
-class BatchState(Enum):
+class BatchState(_Cell):
     """Of one batch slot (reply buffer)."""
 
     FREE = "free"
@@ -168,7 +174,7 @@ class BatchState(Enum):
     """Answered, nothing to consume; held until every request has left."""
 
 
-class BatchEvent(Enum):
+class BatchEvent(_Cell):
     """What can happen to a batch slot. LEFT: no request is in it any more."""
 
     STEP = "step"

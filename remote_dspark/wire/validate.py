@@ -25,6 +25,8 @@ INF_BITS: Final = 0x7F800000
 SIGN_BIT: Final = 0x80000000
 _SCALE: Final = np.float32(TICKET_TOTAL)
 _ONE: Final = np.uint32(1)
+_SPARSE: Final = int(RowKind.SPARSE)
+_GREEDY: Final = int(RowKind.GREEDY)
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -42,17 +44,18 @@ def require_rows(reply: Reply, limits: Limits) -> Int64Array:
     return _require_each(reply, kinds, counts, limits)
 
 
-def row_masses(reply: Reply) -> Int64Array:
-    """int64[B * D] tickets of each row as its header states them, without judging them."""
-    kinds, counts = reply.kinds.reshape(-1), reply.counts.reshape(-1)
+def row_masses(reply: Reply, kinds: list[int]) -> Int64Array | list[int]:
+    """Tickets of each row as its header states them, without judging them; ``kinds`` is the flat list of kinds."""
     if reply.shard.num == 1:
-        return np.where(kinds == RowKind.GREEDY, 0, TICKET_TOTAL)
-    masses = np.zeros(kinds.size, dtype=np.int64)
+        return [0 if kind == _GREEDY else TICKET_TOTAL for kind in kinds]
+    counts, flat = reply.counts.reshape(-1), reply.kinds.reshape(-1)
+    masses = np.zeros(len(kinds), dtype=np.int64)
     occupied = np.flatnonzero(counts)
     if occupied.size:
         tickets = (reply.q * _SCALE).astype(np.int64)
         masses[occupied] = np.add.reduceat(tickets, _starts(counts)[occupied])
-    masses[kinds == RowKind.DENSE] = (reply.dense * _SCALE).astype(np.int64).sum(axis=1)
+    if reply.dense.size:
+        masses[flat == RowKind.DENSE] = (reply.dense * _SCALE).astype(np.int64).sum(axis=1)
     return masses
 
 
@@ -61,15 +64,17 @@ def _is_plainly_valid(reply: Reply, kinds: KindArray, counts: Int32Array, limits
 
     True only if every invariant holds; False means that the row by row path must decide and name the reason.
     """
-    num_rows, width = kinds.size, int(counts[0])
+    # Lists beat arrays for a handful of rows; the entries are judged as arrays.
+    num_rows, widths = kinds.size, counts.tolist()
+    width = widths[0]
     if reply.shard.num != 1 or not 0 < width <= limits.max_support or reply.ids.size != num_rows * width:
         return False
     if reply.dense.size or reply.q.size != reply.ids.size:
         return False
-    if np.count_nonzero(kinds == RowKind.SPARSE) != num_rows or np.count_nonzero(counts == width) != num_rows:
+    if widths.count(width) != num_rows or kinds.tolist().count(_SPARSE) != num_rows:
         return False
     ids, bits = reply.ids.reshape(num_rows, width), reply.q.view(np.uint32)
-    if int(ids[:, 0].min()) < 0 or int(ids[:, -1].max()) >= limits.vocab_size:
+    if min(ids[:, 0].tolist()) < 0 or max(ids[:, -1].tolist()) >= limits.vocab_size:
         return False
     if np.count_nonzero(ids[:, 1:] > ids[:, :-1]) != num_rows * (width - 1):
         return False
@@ -81,7 +86,7 @@ def _is_plainly_valid(reply: Reply, kinds: KindArray, counts: Int32Array, limits
     if np.count_nonzero(tickets.astype(np.float32) == scaled) != scaled.size:
         return False
     masses = np.add.reduce(tickets.reshape(num_rows, width), axis=1, dtype=np.int64)
-    if np.count_nonzero(masses == TICKET_TOTAL) != num_rows:
+    if masses.tolist().count(TICKET_TOTAL) != num_rows:
         return False
     # Ids are distinct within a row, so a row holds its token at most once.
     return bool(np.count_nonzero(ids == reply.tokens.reshape(num_rows, 1)) == num_rows)

@@ -49,9 +49,8 @@ def test_rounds_end_to_end(mode, address, tmp_path):
                     accepted = (index + round_) % 4
                     anchor = len(ids) - 1
                     fresh = [*reply.tokens[index, :accepted].tolist(), 42]
-                    commits.append(
-                        Commit(client.session, slot, 1, round_, accepted, 42, accepted == 3, anchor + accepted + 1)
-                    )
+                    position, is_bonus = anchor + accepted + 1, accepted == 3
+                    commits.append(Commit(client.session, slot, 1, round_, accepted, 42, is_bonus, position))
                     states.append(make_state(client.session, slot, 1, anchor, [ids[-1], *fresh[:-1]]))
                     ids.extend(fresh)
                 client.commit(commits)
@@ -63,7 +62,7 @@ def test_rounds_end_to_end(mode, address, tmp_path):
             client.cancel(Cancel(client.session, 0, 2))
             assert client.ping() > 0
             names = [name for name, _ in live.handler.log]
-            assert names.count("step") == 5 and names.count("commit") == 8 and names[-1] == "cancel"
+            assert (names.count("step"), names.count("commit"), names[-1]) == (5, 8, "cancel")
             session = client.session
         live.until(lambda: live.handler.log[-1] == ("disconnect", session))
         assert not live.handler.seats
