@@ -163,7 +163,7 @@ def allocate(weights, leader, R: tl.constexpr, K: tl.constexpr, FLOOR_FIRST: tl.
 
 
 @triton.jit
-def _u64(low, high):
+def u64(low, high):
     """int64 from two 32-bit words."""
     return (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
 
@@ -254,6 +254,6 @@ def finish_rows(
     generation_high = tl.load(control + 8, mask=row_mask, other=0)
     epoch_low = tl.load(control + 9, mask=row_mask, other=0)
     epoch_high = tl.load(control + 10, mask=row_mask, other=0)
-    tl.store(stamp, _u64(generation_low, generation_high), mask=row_mask)
-    tl.store(stamp + 1, _u64(round_low, round_high), mask=row_mask)
-    tl.store(stamp + 2, _u64(epoch_low, epoch_high), mask=row_mask)
+    tl.store(stamp, u64(generation_low, generation_high), mask=row_mask)
+    tl.store(stamp + 1, u64(round_low, round_high), mask=row_mask)
+    tl.store(stamp + 2, u64(epoch_low, epoch_high), mask=row_mask)

@@ -67,8 +67,8 @@ def fixed_weight(exponent):
     The argument is reduced to [-ln2/2, ln2/2] in two FP32 parts, so the error of the hardware's 2**x does not grow with
     the distance from the maximum: at most 3 ulp of FP32 over the whole range, exactly 2**38 at 0.
     """
-    # below exp(-27) * 2**38 < 1 everything is 0; the clamp keeps the scale a normal number
-    bounded = tl.maximum(exponent, -60.0)
+    # below exp(-27) everything is 0, so the clamp changes nothing; it also keeps a refused row's NaN out of the integers
+    bounded = tl.where(exponent > -60.0, tl.minimum(exponent, 0.0), -60.0)
     whole = tl.floor(bounded * 1.4426950408889634 + 0.5)
     rest = tl.math.fma(whole, -0.693359375, bounded)
     rest = tl.math.fma(whole, 2.12194440e-4, rest)

@@ -36,6 +36,10 @@ class Control(IntEnum):
     GENERATION_HIGH = 8
     EPOCH_LOW = 9
     EPOCH_HIGH = 10
+    NUM_DRAFT = 11
+    """Verifier: draft tokens of this request."""
+    FIRST_ROW = 12
+    """Verifier: index of this request's first target row, so that a rank may hold any subset of the requests."""
 
 
 class RowError(IntFlag):
@@ -87,6 +91,27 @@ class SampledRows:
         return [token for token, _ in kept], [count for _, count in kept]
 
 
+@dataclass(frozen=True)
+class VerifiedRounds:
+    """What one verification commits, for R requests of depth up to D.
+
+    Attributes:
+        num_accepted: int32 [R], accepted draft tokens.
+        tokens: int32 [R, D + 1], ``num_accepted`` draft tokens, then the correction or bonus token, then 0.
+        zero_residual: int32 [R], 1 where the residual was empty after a rejection and p was sampled instead.
+        error: int32 [R], `RowError` flags; a request with flags commits nothing (0 accepted, tokens 0).
+        totals: int64 [R, D + 1], S of each target row, 0 beyond the depth.
+        stamp: int64 [R, 3]: generation, round, epoch.
+    """
+
+    num_accepted: torch.Tensor
+    tokens: torch.Tensor
+    zero_residual: torch.Tensor
+    error: torch.Tensor
+    totals: torch.Tensor
+    stamp: torch.Tensor
+
+
 def _u32_words(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Low and high 32 bits of int64 values, by bit pattern in int32."""
     wide = values.to(torch.int64)
@@ -103,6 +128,8 @@ def pack_control(
     greedy: torch.Tensor,
     generations: torch.Tensor | None = None,
     epochs: torch.Tensor | None = None,
+    num_draft: torch.Tensor | None = None,
+    first_row: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Builds the control block.
 
@@ -114,6 +141,8 @@ def pack_control(
         greedy: bool [B], rows at temperature 0.
         generations: integer [B] for the stamp, 0 by default.
         epochs: integer [B] for the stamp, 0 by default.
+        num_draft: integer [B], draft tokens to verify; verifier only.
+        first_row: integer [B], first target row; verifier only.
 
     Returns:
         A new int32 [B, 16] on the device of ``tau``.
@@ -133,6 +162,9 @@ def pack_control(
     control[:, Control.TAU_BITS] = tau.to(torch.float32).contiguous().view(torch.int32)
     control[:, Control.POSITION] = positions.to(torch.int64).to(torch.int32)
     control[:, Control.GREEDY] = greedy.to(torch.int32)
+    for offset, narrow in ((Control.NUM_DRAFT, num_draft), (Control.FIRST_ROW, first_row)):
+        if narrow is not None:
+            control[:, offset] = narrow.to(torch.int32)
     wide_fields = ((Control.ROUND_LOW, rounds), (Control.GENERATION_LOW, generations), (Control.EPOCH_LOW, epochs))
     for offset, field in wide_fields:
         if field is not None:

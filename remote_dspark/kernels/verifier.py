@@ -1,0 +1,534 @@
+"""Sparse-q verification of R requests in two launches: row maxima, then sums, acceptance, residual and bonus.
+
+A fixed-point weight needs the row's maximum, so the rows are read twice; the second read comes from L2. Nobody waits
+for anybody: the second launch starts when the first has finished, and in it the last program of a request to retire
+verifies that request. The residual needs no third pass: its mass is S minus what the at most k support entries lose,
+and only the one tile that contains the drawn token is looked at again. No dense q exists anywhere.
+
+Rules: only integers are added, so tiles, shards and order do not matter. Not covered: how target rows are processed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from remote_dspark.contract import SUPPORT_K
+from remote_dspark.kernels.draws import philox4x32
+from remote_dspark.kernels.finish import NAN_FLAG, POSITIVE_INFINITY_FLAG, ZERO_MASS_FLAG, u64
+from remote_dspark.kernels.rounding import fixed_weight
+from remote_dspark.kernels.rows import VerifiedRounds
+from remote_dspark.kernels.sampled_head import Tiling
+
+PROPOSAL_FLAG = tl.constexpr(64)
+_NO_VALUE = tl.constexpr(-2147483648)
+_INFINITY_BITS = tl.constexpr(2139095040)
+
+
+@triton.jit
+def _f32_key(values):
+    """int32 keys that order like float32 values; NaN is above everything, -inf below every finite value."""
+    bits = values.to(tl.int32, bitcast=True)
+    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return tl.where(values != values, 2147483647, key)
+
+
+@triton.jit
+def _f32_of_key(key):
+    """Inverse of `_f32_key`."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE: tl.constexpr):
+    """First column and columns of a tile, and which of them are real and in its shard."""
+    shard = tile // tiles_per_shard
+    base = shard * shard_size + (tile - shard * tiles_per_shard) * TILE
+    columns = base + tl.arange(0, TILE)
+    return base, columns, columns < tl.minimum((shard + 1) * shard_size, vocab_size)
+
+
+@triton.jit
+def target_max_kernel(
+    target_ptr,
+    target_stride,
+    top_ptr,
+    vocab_size,
+    shard_size,
+    tiles_per_shard,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Maximum of each target row as a key; NaN and +inf show in it. Grid (tiles, rows)."""
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(1)
+    _, columns, real = _tile_columns(tl.program_id(0), vocab_size, shard_size, tiles_per_shard, TILE)
+    values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    tl.atomic_max(top_ptr + row, tl.max(_f32_key(values), axis=0), sem="relaxed")
+
+
+@triton.jit
+def target_weights_kernel(
+    target_ptr, target_stride, top_ptr, weights_ptr, vocab_size, shard_size, tiles_per_shard, TILE: tl.constexpr
+):
+    """The weights themselves, int64 [rows, V]: what the verifier sums, for checks. Grid (tiles, rows)."""
+    row = tl.program_id(1).to(tl.int64)
+    _, columns, real = _tile_columns(tl.program_id(0), vocab_size, shard_size, tiles_per_shard, TILE)
+    values = tl.load(target_ptr + row * target_stride + columns, mask=real, other=float("-inf"))
+    top = _f32_of_key(tl.load(top_ptr + row))
+    tl.store(weights_ptr + row * vocab_size + columns, fixed_weight(values - top), mask=real)
+
+
+@triton.jit
+def _accept(draw, tickets, total, weight):
+    """``draw * tickets * total < weight * 2**56`` in 128 bits, element by element."""
+    left = draw.to(tl.uint64) * tickets.to(tl.uint64)
+    wide_total = total.to(tl.uint64)
+    high = tl.umulhi(left, wide_total)
+    low = left * wide_total
+    limit = weight.to(tl.uint64)
+    return (high < (limit >> 8)) | ((high == (limit >> 8)) & (low < (limit << 56)))
+
+
+@triton.jit
+def _lost(weights, tickets, total):
+    """What residual weights lose against w: ``min(w, floor(c * S / 2**24))``, in 64 bits."""
+    share = tickets * (total >> 24) + ((tickets * (total & 0xFFFFFF)) >> 24)
+    return tl.minimum(weights, share)
+
+
+@triton.jit
+def _draft_rows(
+    request,
+    steps,
+    num_draft,
+    greedy,
+    proposed_ptr,
+    ids_ptr,
+    q_ptr,
+    count_ptr,
+    vocab_size,
+    D: tl.constexpr,
+    D2: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Proposed tokens, support and tickets of all draft rows of a request, and whether all could have been drawn.
+
+    Returns:
+        tokens int32 [D2], ids int32 [D2, K] (-1 beyond a row's entries), tickets int64 [D2, K], tickets of the token
+        int64 [D2], is_valid (scalar).
+    """
+    drafted = steps < num_draft
+    line = request * D + steps
+    tokens = tl.load(proposed_ptr + line, mask=drafted, other=0)
+    counts = tl.load(count_ptr + line, mask=drafted, other=0)
+    entries = tl.arange(0, K)[None, :]
+    present = (entries < counts[:, None]) & drafted[:, None]
+    at = line[:, None] * K + entries
+    ids = tl.load(ids_ptr + at, mask=present, other=-1)
+    before = tl.load(ids_ptr + at - 1, mask=present & (entries > 0), other=-1)
+    tickets = (tl.load(q_ptr + at, mask=present, other=0.0) * 16777216.0).to(tl.int64)
+    # a greedy row has no entries and stands for all tickets at its token
+    one_hot = drafted & (counts == 0) & greedy
+    ids = tl.where(one_hot[:, None] & (entries == 0), tokens[:, None], ids)
+    tickets = tl.where(one_hot[:, None] & (entries == 0), 16777216, tickets)
+    own = tl.sum(tl.where(ids == tokens[:, None], tickets, 0), axis=1)
+    ordered = (ids > before) & (ids < vocab_size) & (tickets >= 0)
+    bad_entry = tl.sum((present & (ordered == 0)).to(tl.int32), axis=1) > 0
+    in_range = (tokens >= 0) & (tokens < vocab_size)
+    bad = drafted & (bad_entry | (in_range == 0) | (own <= 0) | (tl.sum(tickets, axis=1) != 16777216))
+    return tl.where(in_range, tokens, 0), ids, tickets, own, tl.max(bad.to(tl.int32), axis=0) == 0
+
+
+@triton.jit
+def _pick(values, steps, index):
+    """The element at ``index`` of a vector."""
+    return tl.sum(tl.where(steps == index, values, 0), axis=0)
+
+
+@triton.jit
+def _draw_from_row(
+    line_ptr,
+    top,
+    sums,
+    ids,
+    lost,
+    loss_ptr,
+    draw_low,
+    draw_high,
+    total,
+    vocab_size,
+    shard_size,
+    tiles_per_shard,
+    T2: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The token that a 64-bit draw falls on, in a row whose support entries lose ``lost`` (zero for p itself).
+
+    Args:
+        line_ptr: float32 target row.
+        top: Its maximum.
+        sums: int64 [T2], weights of each tile.
+        ids: int32 [K] support, -1 where unused.
+        lost: int64 [K].
+        loss_ptr: int64 [TILE] scratch of this request, all 0; left all 0.
+        total: Mass after the losses, positive.
+    """
+    shard = ids // shard_size
+    tile_of = shard * tiles_per_shard + (ids - shard * shard_size) // TILE
+    tiles = tl.arange(0, T2)
+    inside = (tile_of[None, :] == tiles[:, None]) & (ids >= 0)[None, :]
+    sums = sums - tl.sum(tl.where(inside, lost[None, :], 0), axis=1)
+    index = tl.umulhi(u64(draw_low, draw_high).to(tl.uint64), total.to(tl.uint64)).to(tl.int64)
+    prefix = tl.cumsum(sums, axis=0)
+    tile = tl.sum((prefix <= index).to(tl.int32), axis=0)
+    index -= tl.sum(tl.where(tiles < tile, sums, 0), axis=0)
+    base, columns, real = _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE)
+    here = (tile_of == tile) & (ids >= 0)
+    tl.store(loss_ptr + tl.where(here, ids - base, 0), lost, mask=here)
+    values = tl.load(line_ptr + columns, mask=real, other=float("-inf"))
+    # the losses are read by other threads than wrote them
+    tl.debug_barrier()
+    weights = fixed_weight(values - top) - tl.load(loss_ptr + tl.arange(0, TILE))
+    tl.debug_barrier()
+    tl.store(loss_ptr + tl.where(here, ids - base, 0), lost * 0, mask=here)
+    return base + tl.sum((tl.cumsum(weights, axis=0) <= index).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _verify_request(
+    request,
+    target_ptr,
+    target_stride,
+    top_ptr,
+    sum_ptr,
+    loss_ptr,
+    control_ptr,
+    proposed_ptr,
+    ids_ptr,
+    q_ptr,
+    count_ptr,
+    accepted_ptr,
+    tokens_ptr,
+    zero_ptr,
+    error_ptr,
+    totals_ptr,
+    stamp_ptr,
+    vocab_size,
+    shard_size,
+    tiles_per_shard,
+    num_tiles,
+    D: tl.constexpr,
+    D2: tl.constexpr,
+    T2: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Everything that one request needs after its rows are summed."""
+    control = control_ptr + request * 16
+    num_draft = tl.load(control + 11)
+    first_row = tl.load(control + 12)
+    key0 = tl.load(control)
+    key1 = tl.load(control + 1)
+    round_low = tl.load(control + 2)
+    position = tl.load(control + 4)
+    steps = tl.arange(0, D2)
+    rows = first_row + steps
+    own = steps <= num_draft
+    tokens, ids, tickets, own_tickets, is_valid = _draft_rows(
+        request,
+        steps,
+        num_draft,
+        tl.load(control + 6) != 0,
+        proposed_ptr,
+        ids_ptr,
+        q_ptr,
+        count_ptr,
+        vocab_size,
+        D,
+        D2,
+        K,
+    )
+    tops = tl.load(top_ptr + rows, mask=own, other=_NO_VALUE)
+    tiles = tl.arange(0, T2)
+    live = own[:, None] & (tiles < num_tiles)[None, :]
+    sums = tl.load(sum_ptr + rows[:, None] * num_tiles + tiles[None, :], mask=live, other=0, cache_modifier=".cg")
+    lines = target_ptr + rows.to(tl.int64) * target_stride
+    maxima = _f32_of_key(tops)
+    at_ids = tl.load(lines[:, None] + ids, mask=(ids >= 0) & (ids < vocab_size), other=float("-inf"))
+    at_tokens = tl.load(lines + tokens, mask=steps < num_draft, other=float("-inf"))
+
+    flags = tl.max(tl.where(own & (tops == 2147483647), NAN_FLAG, 0), axis=0)
+    infinite = own & (tops == _INFINITY_BITS)
+    flags = flags | tl.max(tl.where(infinite, POSITIVE_INFINITY_FLAG, 0), axis=0)
+    masked = own & (maxima == float("-inf"))
+    flags = flags | tl.max(tl.where(masked, ZERO_MASS_FLAG, 0), axis=0)
+    flags = flags | tl.where(is_valid, 0, PROPOSAL_FLAG)
+    bad = (tops == 2147483647) | infinite | masked
+    safe = tl.where(bad, 0.0, maxima)
+    totals = tl.sum(sums, axis=1)
+    token_weights = fixed_weight(at_tokens - safe)
+    draws, _ = philox4x32(round_low, position + steps, 2, 0, key0, key1)
+    accepted = _accept(draws, own_tickets, totals, token_weights)
+    num_accepted = tl.min(tl.where((steps < num_draft) & (accepted == 0), steps, num_draft), axis=0)
+
+    # the deciding row: the rejected one, or the bonus row, which has no support and so loses nothing
+    here = steps == num_accepted
+    total = _pick(totals, steps, num_accepted)
+    row_ids = tl.sum(tl.where(here[:, None], ids + 1, 0), axis=0) - 1
+    row_tickets = tl.sum(tl.where(here[:, None], tickets, 0), axis=0)
+    weights = tl.sum(tl.where(here[:, None], fixed_weight(at_ids - safe[:, None]), 0), axis=0)
+    lost = _lost(weights, row_tickets, total)
+    mass = total - tl.sum(lost, axis=0)
+    is_zero = mass <= 0
+    lost = tl.where(is_zero, 0, lost)
+    mass = tl.where(is_zero, total, mass)
+    is_bonus = num_accepted == num_draft
+    domain = tl.where(is_bonus, 4, 3)
+    low, high = philox4x32(round_low, position + num_accepted, domain, 0, key0, key1)
+    row = first_row + num_accepted
+    row_sums = tl.sum(tl.where(here[:, None], sums, 0), axis=0)
+    final = _draw_from_row(
+        target_ptr + row.to(tl.int64) * target_stride,
+        _pick(safe, steps, num_accepted),
+        row_sums,
+        row_ids,
+        lost,
+        loss_ptr + request * TILE,
+        low,
+        high,
+        tl.maximum(mass, 1),
+        vocab_size,
+        shard_size,
+        tiles_per_shard,
+        T2,
+        K,
+        TILE,
+    )
+    good = flags == 0
+    emitted = tl.where(steps < num_accepted, tokens, tl.where(here, final, 0))
+    tl.store(tokens_ptr + request * (D + 1) + steps, tl.where(good, emitted, 0), mask=steps <= D)
+    tl.store(totals_ptr + request * (D + 1) + steps, totals, mask=steps <= D)
+    tl.store(accepted_ptr + request, tl.where(good, num_accepted, 0))
+    tl.store(zero_ptr + request, tl.where(good & is_zero & (is_bonus == 0), 1, 0))
+    tl.store(error_ptr + request, flags)
+    fields = tl.arange(0, 4)
+    words = tl.where(fields == 0, 7, tl.where(fields == 1, 2, 9))
+    stamp = u64(tl.load(control + words), tl.load(control + words + 1))
+    tl.store(stamp_ptr + request * 3 + fields, stamp, mask=fields < 3)
+    # ready for the next call
+    tl.store(top_ptr + rows, tl.full([D2], _NO_VALUE, tl.int32), mask=own)
+
+
+@triton.jit
+def verify_kernel(
+    target_ptr,
+    target_stride,
+    top_ptr,
+    sum_ptr,
+    counter_ptr,
+    loss_ptr,
+    control_ptr,
+    proposed_ptr,
+    ids_ptr,
+    q_ptr,
+    count_ptr,
+    accepted_ptr,
+    tokens_ptr,
+    zero_ptr,
+    error_ptr,
+    totals_ptr,
+    stamp_ptr,
+    vocab_size,
+    shard_size,
+    tiles_per_shard,
+    num_tiles,
+    D: tl.constexpr,
+    D2: tl.constexpr,
+    T2: tl.constexpr,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Sums the weights of one tile; the last program of a request verifies it. Grid (tiles, depth + 1, requests)."""
+    tile = tl.program_id(0)
+    step = tl.program_id(1)
+    request = tl.program_id(2)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    num_draft = tl.load(control_ptr + request * 16 + 11)
+    if step <= num_draft:
+        row = tl.load(control_ptr + request * 16 + 12) + step
+        _, columns, real = _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE)
+        values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
+        if OVERLAP:
+            tl.extra.cuda.gdc_wait()
+        top = _f32_of_key(tl.load(top_ptr + row, cache_modifier=".cg"))
+        weights = fixed_weight(values - top)
+        tl.store(sum_ptr + row * num_tiles + tile, tl.sum(weights, axis=0))
+        tl.debug_barrier()
+        before = tl.atomic_add(counter_ptr + request, 1, sem="acq_rel", scope="gpu")
+        if before == num_tiles * (num_draft + 1) - 1:
+            tl.store(counter_ptr + request, 0)
+            _verify_request(
+                request,
+                target_ptr,
+                target_stride,
+                top_ptr,
+                sum_ptr,
+                loss_ptr,
+                control_ptr,
+                proposed_ptr,
+                ids_ptr,
+                q_ptr,
+                count_ptr,
+                accepted_ptr,
+                tokens_ptr,
+                zero_ptr,
+                error_ptr,
+                totals_ptr,
+                stamp_ptr,
+                vocab_size,
+                shard_size,
+                tiles_per_shard,
+                num_tiles,
+                D,
+                D2,
+                T2,
+                K,
+                TILE,
+            )
+
+
+@dataclass(frozen=True)
+class VerifierSettings:
+    """What is fixed when a verifier is built.
+
+    Attributes:
+        tiling: Tiles of a target row; ``num_shards`` logical vocabulary shards.
+        depth: Most draft tokens of a request.
+        k: Support entries of a draft row.
+        overlap: Programmatic dependent launch of the second kernel.
+    """
+
+    tiling: Tiling
+    depth: int
+    k: int = SUPPORT_K
+    overlap: bool = False
+
+
+class VerifierBuffers:
+    """Outputs and scratch of one verifier with fixed addresses; graphs that may overlap need one each."""
+
+    def __init__(
+        self, settings: VerifierSettings, num_requests: int, num_rows: int, device: torch.device | str
+    ) -> None:
+        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        width = settings.depth + 1
+        self.num_accepted = zeros(num_requests)
+        self.tokens = zeros(num_requests, width)
+        self.zero_residual = zeros(num_requests)
+        self.error = zeros(num_requests)
+        self.totals = zeros(num_requests, width, dtype=torch.int64)
+        self.stamp = zeros(num_requests, 3, dtype=torch.int64)
+        self.top = torch.full((num_rows,), -(1 << 31), dtype=torch.int32, device=device)
+        self.sums = zeros(num_rows, settings.tiling.num_tiles, dtype=torch.int64)
+        self.counter = zeros(num_requests)
+        self.loss = zeros(num_requests, settings.tiling.tile, dtype=torch.int64)
+
+    def poison(self) -> None:
+        """Fills outputs and the scratch that carries nothing between calls with a pattern that no launch writes."""
+        for tensor in (self.num_accepted, self.tokens, self.zero_residual, self.error, self.totals, self.stamp):
+            tensor.fill_(-0x5A5A5A5B)
+        self.sums.fill_(-0x5A5A5A5B)
+
+    def outputs(self) -> VerifiedRounds:
+        """The outputs as one record; views, overwritten by the next call."""
+        return VerifiedRounds(self.num_accepted, self.tokens, self.zero_residual, self.error, self.totals, self.stamp)
+
+
+def launch_verify(
+    settings: VerifierSettings,
+    buffers: VerifierBuffers,
+    target: torch.Tensor,
+    control: torch.Tensor,
+    proposed: torch.Tensor,
+    ids: torch.Tensor,
+    q: torch.Tensor,
+    count: torch.Tensor,
+) -> None:
+    """Verifies all requests of a batch on the current stream.
+
+    Args:
+        settings: Fixed choices.
+        buffers: Outputs and scratch.
+        target: float32 [n, >= V], processed target rows.
+        control: int32 [R, 16] with NUM_DRAFT and FIRST_ROW.
+        proposed: int32 [R, D].
+        ids: int32 [R, D, k].
+        q: float32 [R, D, k].
+        count: int32 [R, D].
+
+    Raises:
+        ValueError: Dtypes or shapes.
+    """
+    tiling, depth = settings.tiling, settings.depth
+    num_requests = control.shape[0]
+    if target.dtype != torch.float32 or target.shape[1] < tiling.vocab_size or target.stride(1) != 1:
+        raise ValueError(f"expected float32 [n, >= {tiling.vocab_size}], found {target.dtype} {tuple(target.shape)}")
+    if ids.shape != (num_requests, depth, settings.k) or q.shape != ids.shape or count.shape != (num_requests, depth):
+        raise ValueError(f"expected draft rows [{num_requests}, {depth}, {settings.k}], found {tuple(ids.shape)}")
+    shape = (tiling.vocab_size, tiling.shard_size, tiling.tiles_per_shard)
+    target_max_kernel[(tiling.num_tiles, buffers.top.shape[0])](
+        target, target.stride(0), buffers.top, *shape, TILE=tiling.tile, OVERLAP=False, num_warps=tiling.num_warps
+    )
+    verify_kernel[(tiling.num_tiles, depth + 1, num_requests)](
+        target,
+        target.stride(0),
+        buffers.top,
+        buffers.sums,
+        buffers.counter,
+        buffers.loss,
+        control,
+        proposed,
+        ids,
+        q,
+        count,
+        buffers.num_accepted,
+        buffers.tokens,
+        buffers.zero_residual,
+        buffers.error,
+        buffers.totals,
+        buffers.stamp,
+        *shape,
+        tiling.num_tiles,
+        D=depth,
+        D2=triton.next_power_of_2(depth + 1),
+        T2=triton.next_power_of_2(tiling.num_tiles),
+        K=settings.k,
+        TILE=tiling.tile,
+        OVERLAP=settings.overlap,
+        num_warps=tiling.num_warps,
+        **({"launch_pdl": True} if settings.overlap else {}),
+    )
+
+
+def emitted_weights(settings: VerifierSettings, target: torch.Tensor) -> torch.Tensor:
+    """The weights that `verify_kernel` sums, int64 [n, V]: the input of the oracle in checks."""
+    tiling = settings.tiling
+    top = torch.full((target.shape[0],), -(1 << 31), dtype=torch.int32, device=target.device)
+    weights = torch.zeros((target.shape[0], tiling.vocab_size), dtype=torch.int64, device=target.device)
+    shape = (tiling.vocab_size, tiling.shard_size, tiling.tiles_per_shard)
+    grid = (tiling.num_tiles, target.shape[0])
+    target_max_kernel[grid](target, target.stride(0), top, *shape, TILE=tiling.tile, OVERLAP=False)
+    target_weights_kernel[grid](target, target.stride(0), top, weights, *shape, TILE=tiling.tile)
+    return weights
