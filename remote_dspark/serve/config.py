@@ -51,6 +51,7 @@ class WorkerConfig:
         q_semantics: Ticket allocation.
         markov_cache_bytes: Bound of cached bias rows.
         max_connections: Verifier connections at once.
+        idle_s: A connection silent for this long is closed and its seats are freed.
         wedge_after_s: A STEP in flight for this long is WEDGED.
         drain_timeout_s: Bound of finishing requests after SIGTERM.
         tls: Pinned mutual TLS, or None on loopback and Unix sockets.
@@ -74,6 +75,7 @@ class WorkerConfig:
     q_semantics: str
     markov_cache_bytes: int
     max_connections: int
+    idle_s: float
     wedge_after_s: float
     drain_timeout_s: float
     tls: TlsConfig | None
@@ -119,6 +121,7 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Worker
         q_semantics=limits.choice("q_semantics", list(Q_SEMANTICS), Q_FLOOR_FIRST),
         markov_cache_bytes=limits.integer("markov_cache_bytes", 16 << 20, low=0, high=1 << 36),
         max_connections=limits.integer("max_connections", 4, low=1, high=64),
+        idle_s=limits.seconds("idle_s", 600.0),
         wedge_after_s=limits.seconds("wedge_after_s", 30.0),
         drain_timeout_s=limits.seconds("drain_timeout_s", 8.0),
         tls=_tls(tls) if tls else None,

@@ -115,7 +115,7 @@ class Worker:
     async def _listen(self, thread: ThreadPoolExecutor) -> None:
         from remote_dspark.serve.handler import WorkerHandler
         from remote_dspark.wire.errors import ProtocolError
-        from remote_dspark.wire.server import serve_wire
+        from remote_dspark.wire.server import ServerDeadlines, serve_wire
 
         if self._engine is None or self._identity is None:
             raise BootError("expected a loaded engine, found none")
@@ -127,6 +127,7 @@ class Worker:
                 self._handler,
                 self._identity.hello(),
                 tls=config.tls,
+                deadlines=ServerDeadlines(idle_s=config.idle_s),
                 max_connections=config.max_connections,
             )
         except (ProtocolError, OSError) as cause:

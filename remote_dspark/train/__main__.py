@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     fit.add_argument("--device", default="cuda")
     fit.add_argument("--target-seconds", type=float, default=100.0, help="upper bound; the schedule shrinks to fit")
     fit.add_argument("--draft-seconds", type=float, default=70.0, help="upper bound; the schedule shrinks to fit")
-    fit.add_argument("--set", action="append", default=[], metavar="FIELD=NUMBER", help="override a recipe field")
+    fit.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="override a recipe field")
     options = parser.parse_args(argv)
     if options.stage == "corpus":
         from remote_dspark.train.corpus import build_corpus
@@ -47,11 +47,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _override(item: str) -> tuple[str, int | float]:
-    name, _, value = item.partition("=")
+def _override(item: str) -> tuple[str, Any]:
+    name, _, text = item.partition("=")
     if name not in Recipe.__dataclass_fields__:
         raise SystemExit(f"--set {item}: expected a field of the recipe, found {name!r}")
-    return name, type(getattr(Recipe(), name))(value)
+    value = json.loads(text)
+    return name, tuple(value) if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A batched speculative loop in floating point, for speed: the target's row is FP32 softmax at T=1, the draft row FP32
 softmax of the top 32 corrected logits. It measures the pair, not the exact sampler: the tickets, draws and integer
-comparisons of serving are tested elsewhere. Each round re-runs the whole prefix, so no cache can be wrong here.
+comparisons of serving are tested elsewhere. Each round runs the target over the whole prefix: no cache can be wrong.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ def run(
     anchor = torch.full((batch, 1), start - 1, device=device)
     offsets = torch.arange(depth, device=device)
     totals = torch.zeros(3, depth, device=device)
+    states, _ = target_states(target, prompts, drafter.config.target_layer_ids)
     for _ in range(rounds):
-        length = int(anchor.max()) + depth + 1
-        states, _ = target_states(target, ids[:, :length], drafter.config.target_layer_ids)
+        # positions before every anchor were committed when these states were computed
+        length = states.shape[1]
         positions, mask = block_layout(anchor, drafter.config.block_size, length)
         block = torch.full_like(positions, drafter.config.mask_token_id)
         block[:, :1] = ids.gather(1, anchor)
@@ -82,7 +83,8 @@ def run(
         hidden = drafter(block, positions, drafter.context_kv(states, everywhere), mask)
         drafts, q = draft_rows(drafter, hidden, block[:, 0], setting, generator)
         ids.scatter_(1, anchor + 1 + offsets, drafts)
-        _, final = target_states(target, ids[:, :length], drafter.config.target_layer_ids)
+        end = int(anchor.max()) + depth + 1
+        states, final = target_states(target, ids[:, :end], drafter.config.target_layer_ids)
         at = (anchor + torch.arange(depth + 1, device=device)).unsqueeze(-1).expand(-1, -1, final.shape[-1])
         p = target.lm_head(final.gather(1, at)).float().softmax(-1)
         ratio = (p[:, :depth].gather(-1, drafts.unsqueeze(-1)) / q.gather(-1, drafts.unsqueeze(-1))).squeeze(-1)

@@ -6,6 +6,7 @@ bound and the manifest says so. Not covered: several devices, resuming.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import math
@@ -100,18 +101,21 @@ def fit_target(tokens: Tensor, recipe: Recipe, device: str, bound_s: float) -> t
 @torch.no_grad()
 def write_own_text(target: nn.Module, tokens: Tensor, recipe: Recipe) -> Tensor:
     """Sequences [n, max_positions] the target samples at T=1 after short openings of the training text."""
+    from transformers.cache_utils import DynamicCache
+
     generator = torch.Generator().manual_seed(recipe.seed + 1)
     torch.manual_seed(recipe.seed + 1)
+    # the argument was renamed between two releases of transformers
+    argument = "cache" if "cache" in inspect.signature(target.forward).parameters else "past_key_values"
     rows = []
     started = time.monotonic()
     for begin in range(0, recipe.own_text_sequences, 4096):
         size = min(4096, recipe.own_text_sequences - begin)
         ids = sample_windows(tokens, size, 32, generator)
-        parts, cache, step = [ids], None, ids
+        parts, cache, step = [ids], {argument: DynamicCache()}, ids
         while sum(part.shape[1] for part in parts) < recipe.max_positions:
             with autocast(str(tokens.device)):
-                out = target(input_ids=step, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            cache = out.past_key_values
+                out = target(input_ids=step, use_cache=True, logits_to_keep=1, **cache)
             step = torch.multinomial(out.logits[:, -1].float().softmax(-1), 1)
             parts.append(step)
         rows.append(torch.cat(parts, dim=1))
