@@ -180,6 +180,9 @@ class Recorder:
         compute: Where the numbers are computed.
         folder: Output folder, from `output_folder`.
         hold: The proven hold, or None.
+
+    Attributes:
+        compute: May be set once the program has learned where its numbers come from.
     """
 
     def __init__(
@@ -195,7 +198,7 @@ class Recorder:
         self._kind = kind
         self._program = program
         self._argv = tuple(argv)
-        self._compute = compute
+        self.compute = compute
         self._folder = folder
         self._hold = hold
         self._started_utc = utc_now()
@@ -253,8 +256,8 @@ class Recorder:
             program=self._program,
             argv=self._argv,
             source_sha256=source_digest(),
-            compute=self._compute,
-            device=device_facts(self._compute),
+            compute=self.compute,
+            device=device_facts(self.compute),
             started_utc=self._started_utc,
             elapsed_ns=time.monotonic_ns() - self._started_ns,
             hold_id=self._hold.hold_id if self._hold else None,
