@@ -179,9 +179,13 @@ def _findings(
         findings += gates.arm_findings(
             block, mode=arm.mode, manifest_sha256=load.manifest_sha256, min_rounds=rules.min_rounds
         )
-    # Every arm against the first: what must be equal is equal everywhere, not only inside a pair.
     for other in present[1:]:
-        findings += gates.pair_findings(present[0], other, max_clock_delta_ppm=rules.max_clock_delta_ppm)
+        # Against the first arm: what must be equal is equal everywhere, not only inside a pair.
+        findings += gates.identity_findings(present[0], other)
+    for block in present:
+        partner = by_label.get("B" + block.label[1:])
+        if block.arm == "A" and partner is not None:
+            findings += gates.pair_findings(block, partner, max_clock_delta_ppm=rules.max_clock_delta_ppm)
     return tuple(findings)
 
 

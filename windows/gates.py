@@ -76,27 +76,36 @@ def arm_findings(block: ArmBlock, *, mode: DraftMode, manifest_sha256: str, min_
     )
 
 
-def pair_findings(first: ArmBlock, second: ArmBlock, *, max_clock_delta_ppm: int) -> tuple[Finding, ...]:
-    """All gates between two arms that are compared with each other.
+def identity_findings(first: ArmBlock, second: ArmBlock) -> tuple[Finding, ...]:
+    """What must be equal between any two arms of a campaign: one runtime, one switch.
 
     Args:
         first: One arm.
-        second: The other arm, usually of the same pair.
-        max_clock_delta_ppm: Largest tolerated difference of device clocks.
+        second: Another arm, of any pair.
     """
+    sources = (first.observation.get("source_sha256"), second.observation.get("source_sha256"))
     findings = [
         _same(first, second, "greedy-equal", first.label_text(LABEL_GREEDY), second.label_text(LABEL_GREEDY)),
         _same(first, second, "manifest-equal", first.label_text(LABEL_MANIFEST), second.label_text(LABEL_MANIFEST)),
-        _same(
-            first, second, SAME_SOURCES, first.observation.get("source_sha256"), second.observation.get("source_sha256")
-        ),
+        _same(first, second, SAME_SOURCES, *sources),
         _same(first, second, "same-compute", first.observation.get("compute"), second.observation.get("compute")),
         _same(first, second, SAME_IDENTITY, _identity(first), _identity(second)),
-        # Zero, or the same warm state in both arms: never one arm warmer than the other.
-        _same(first, second, PREFIX_HITS, _prefix_hits(first), _prefix_hits(second)),
     ]
     if first.hold == second.hold:
         findings.append(_same(first, second, "same-boot", _boots(first), _boots(second)))
+    return tuple(findings)
+
+
+def pair_findings(first: ArmBlock, second: ArmBlock, *, max_clock_delta_ppm: int) -> tuple[Finding, ...]:
+    """What must be equal inside a pair, because its ratio is what the outcome rests on.
+
+    Args:
+        first: One arm.
+        second: Its partner.
+        max_clock_delta_ppm: Largest tolerated difference of device clocks.
+    """
+    # Zero hits, or the same warm state in both arms: never one arm warmer than the other.
+    findings = [_same(first, second, PREFIX_HITS, _prefix_hits(first), _prefix_hits(second))]
     if _is_cuda(first) or _is_cuda(second):
         findings.append(device_clocks_gate(first, second, max_clock_delta_ppm))
     return tuple(findings)

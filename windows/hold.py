@@ -264,8 +264,8 @@ def _apply_outcome(state: HoldState, outcome: Outcome) -> HoldState:
     if outcome.result is Moment.INTENT:
         raise JournalError(f"{where}: expected done, failed or unknown")
     is_grant = intent.action is Action.LEASE
-    if not is_grant or outcome.result is Moment.DONE:
-        # A refused lease answers with the epoch of whoever holds the host: that number is not ours.
+    if outcome.result is Moment.DONE if is_grant else host.phase not in GONE:
+        # Without a lease, or with a refused one, a host answers with the epoch of whoever holds it: not ours.
         host = _checked_epoch(host, outcome.epoch, where, is_grant=is_grant)
     if is_grant and outcome.result is Moment.DONE and host.epoch is None:
         raise HoldError(f"{where}: no epoch, expected the number the host gave with the lease")

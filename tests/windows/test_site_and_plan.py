@@ -160,7 +160,7 @@ def test_to_guard_is_complete_and_plain() -> None:
         "env": {},
         "secret_env": {},
         "log": None,
-        "stop_signal": "SIGTERM",
+        "stop_signal": "TERM",
         "drain_s": 30,
         "stop_s": 60,
         "start_s": 600,
