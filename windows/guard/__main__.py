@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from windows.guard import VERSION, clock, deadman, files, framing, holder, lease, ops, spawn, table
+from windows.guard import VERSION, clock, deadman, files, framing, holder, lease, ops, process_service, spawn, table
 from windows.guard.errors import Refusal
 from windows.guard.state import State
 from windows.guard.supervise import Supervisor
@@ -111,6 +111,8 @@ def _where(error: BaseException) -> str:
 def background(state: State, digest: str, arguments: list[str]) -> int:
     """One of the guard's own programs: holder, deadman, run, fire, boot."""
     role, ident = arguments[0], arguments[1]
+    if role == "service":
+        process_service.become(state, ident)
     if len(arguments) == 4 and arguments[2] == "--record":
         files.write_json(arguments[3], spawn.own_record(""))
     if role == "holder":

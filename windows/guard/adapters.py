@@ -6,7 +6,9 @@ An adapter is a module with ``check_expected``, ``check_restorable``, ``snapshot
 
 from __future__ import annotations
 
-from windows.guard import process_service
+import contextlib
+
+from windows.guard import backstop, docker_service, files, holding, process_service, systemd_service, units
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,7 +18,12 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
-ADAPTERS: dict[str, Any] = {"process": process_service}
+ADAPTERS: dict[str, Any] = {
+    "process": process_service,
+    "systemd-system": systemd_service,
+    "systemd-user": systemd_service,
+    "docker": docker_service,
+}
 
 
 def of(service: Json) -> Any:
@@ -30,30 +37,47 @@ def ask(question: str, state: State, service: Json) -> list[Json]:
     return rows
 
 
+def arm(state: State, record: Json) -> list[Json]:
+    """What must exist before the first stop besides the dead-man itself; checks."""
+    if units.manager() == "none":
+        found = "no service manager: after a reboot, recover restores"
+        return [{"check": "boot-restore", "expected": "enabled unit", "found": found, "ok": None}]
+    return backstop.arm(state, record)
+
+
 def hold_down(state: State, record: Json) -> list[Json]:
     """Suspend supervisors and block starts, before the first stop; rows."""
-    return []
+    return holding.hold_down(record) + docker_service.hold_down(record)
 
 
 def release(state: State, plan: Json) -> None:
     """Lift the block on starts."""
+    holding.release(plan)
 
 
 def resume(state: State, plan: Json) -> list[Json]:
     """Bring supervisors back, last; rows."""
-    return []
+    return holding.resume(plan) + docker_service.resume(plan)
 
 
-def clean_up(state: State, hold_id: str) -> None:
-    """Remove what holding down left behind, after the proof."""
-
-
-def arm(state: State, record: Json) -> list[Json]:
-    """What must exist before the first stop besides the dead-man itself; checks."""
-    found = "no service manager: after a reboot, recover restores"
-    return [{"check": "boot-restore", "expected": "enabled unit", "found": found, "ok": None}]
+def clean_up(state: State, plan: Json) -> None:
+    """Remove what holding down and arming left behind, after the proof or by a person's decision."""
+    scopes = set(holding.clean_up(plan))
+    if units.manager() != "none":
+        backstop.disarm(state, plan["hold_id"])
+        scopes.add(units.manager())
+    for scope in sorted(scopes):
+        units.systemctl(scope, "daemon-reload")
 
 
 def uninstall(state: State) -> list[str]:
     """Remove every unit file the guard wrote; their paths."""
-    return []
+    if units.manager() == "none":
+        return []
+    removed = backstop.unit_files()
+    for path in removed:
+        with contextlib.suppress(OSError):
+            files.remove(path)
+    if removed:
+        units.systemctl(units.manager(), "daemon-reload")
+    return removed

@@ -44,13 +44,29 @@ def render(state: State, record: Json) -> str:
         guard,
         "# If that cannot run, these lines start what was running:",
     ]
-    pairs = list(zip(record["services"], record["snapshot"]["services"]))
-    for service, snap in sorted(pairs, key=lambda pair: -pair[0]["stop_order"]):
-        if snap["state"] == "running":
-            lines += [f"# {service['name']}", *_commands(service)]
+    lines += start_commands(record)
     lines.append("# Then look at production, and clear the debt:")
     lines.append(guard.replace("restore-now", f"clear-now {shlex.quote(record['hold_id'])} REASON"))
     return "\n".join(lines) + "\n"
+
+
+def start_commands(record: Json) -> list[str]:
+    """Shell lines that start what was running, in restore order, supervisors last."""
+    lines: list[str] = []
+    pairs = list(zip(record["services"], record["snapshot"]["services"]))  # noqa: B905 - 3.9 has no strict
+    for service, snap in sorted(pairs, key=lambda pair: -pair[0]["stop_order"]):
+        if snap["state"] == "running":
+            lines += [f"# {service['name']}", *_commands(service)]
+    for service, snap in pairs:
+        for before in reversed(snap.get("supervisors", [])):
+            if before["show"].get("ActiveState") == "active":
+                lines.append(_systemctl(service, before["unit"]))
+    return lines
+
+
+def _systemctl(service: Json, unit: str) -> str:
+    user = " --user" if service["kind"] == "systemd-user" else ""
+    return f"systemctl{user} start {shlex.quote(unit)}"
 
 
 def _commands(service: Json) -> list[str]:
@@ -63,5 +79,4 @@ def _commands(service: Json) -> list[str]:
         return [f"( cd {shlex.quote(service['cwd'])} && {start} </dev/null >>{shlex.quote(service['log'])} 2>&1 & )"]
     if service["kind"] == "docker":
         return [f"docker start {shlex.quote(service['container'])}"]
-    user = " --user" if service["kind"] == "systemd-user" else ""
-    return [f"systemctl{user} start {shlex.quote(service['unit'])}"]
+    return [_systemctl(service, service["unit"])]

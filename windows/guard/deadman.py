@@ -174,5 +174,6 @@ def fire_unit(state: State, hold_id: str, role: str) -> int:
     if role == "fire" and record and clock.boottime_ns() < states.fires_at_ns(record, None):
         return 0
     outcome = "restored-by-boot" if role == "boot" else "restored-by-dead-man"
-    ended = fire(state, hold_id, debt["epoch"], "boot-restore" if role == "boot" else "dead-man", outcome)
-    return 0 if ended and ended.get("proven") else 1
+    # a finished attempt is an answer even when it is not proven: the path without Python is for no answer at all
+    fire(state, hold_id, debt["epoch"], "boot-restore" if role == "boot" else "dead-man", outcome)
+    return 0

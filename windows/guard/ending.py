@@ -105,7 +105,7 @@ def clear(state: State, hold_id: str, reason: str) -> Json:
     with state.production_lock("clear", 60.0):
         runs.end_all(state, hold_id)
         adapters.release(state, source)
-        adapters.clean_up(state, hold_id)
+        adapters.clean_up(state, source)
         state.clear_debt()
         by_hand.remove(state)
     last = production.stored_result(state, hold_id) or {"rows": [], "probes": [], "elapsed_ns": 0, "service_ns": 0}

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     Json = dict[str, Any]
 
 
+def in_units() -> bool:
+    """True when background programs get transient units of their own."""
+    return units.manager() != "none"
+
+
 def unit_name(state: State, role: str, ident: str) -> str:
     """Name (without suffix) of the unit of one background program."""
     digest = hashlib.sha256(f"{state.folder}\0{ident}".encode()).hexdigest()[:16]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from windows.guard import clock, devices, files, launch, proc, production, runs, spec, table, units
+from windows.guard import adapters, clock, devices, files, launch, proc, production, runs, spec, table, units
 from windows.guard import state as states
 from windows.guard.errors import Refusal
 
@@ -297,7 +297,9 @@ def finish(
             return known
         document = _outcome(state, hold_id, epoch, outcome, reason, by, result)
         _store_outcome(state, hold_id, document)
-        if matches:
+        if matches and record is not None:
+            if record["state"] in (table.SNAPSHOTTED, table.ARMED):
+                adapters.clean_up(state, record)
             files.remove(state.path("record.json"))
     state.event("ended", {"hold_id": hold_id, "epoch": epoch}, outcome=outcome, by=by, reason=reason)
     _end_holder(state, hold_id)

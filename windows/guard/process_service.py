@@ -12,7 +12,7 @@ import json
 import os
 import signal
 
-from windows.guard import clock, files, proc, spawn
+from windows.guard import clock, files, launch, proc, spawn
 from windows.guard.errors import Refusal
 
 TYPE_CHECKING = False
@@ -125,22 +125,54 @@ def start(state: State, service: Json) -> Json:
             str(found["taken_ports"]),
             "find it with ss -ltnp and end it yourself; the guard never ends what it did not start",
         )
+    if launch.in_units():
+        return _start_in_unit(state, service)
+    environment, log, extra = _prepare(service)
+    try:
+        path = _record_path(state, service["name"])
+        cookie = os.urandom(16).hex()
+        return spawn.start_detached(service["start"], environment, service["cwd"], path, cookie, (log, log), extra)
+    finally:
+        os.close(log)
+
+
+def _prepare(service: Json) -> tuple[dict[str, str], int, Json]:
+    """Environment with secrets, descriptor of the log, further fields of the ownership record."""
     environment = dict(spawn.base_environment(), **service["env"])
     for variable, path in service["secret_env"].items():
         environment[variable] = _read_secret(service["name"], variable, path)
     log = os.open(service["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    try:
-        return spawn.start_detached(
-            service["start"],
-            environment,
-            service["cwd"],
-            _record_path(state, service["name"]),
-            os.urandom(16).hex(),
-            (log, log),
-            {"argv": service["start"], "identity": identity_of(service), "name": service["name"]},
+    return environment, log, {"argv": service["start"], "identity": identity_of(service), "name": service["name"]}
+
+
+def _start_in_unit(state: State, service: Json) -> Json:
+    """Under systemd the service gets a control group of its own, so that no end of a session or unit takes it along."""
+    name = service["name"]
+    for secret, path in service["secret_env"].items():
+        _read_secret(name, secret, path)
+    report = state.path("services", f"{name}.start")
+    for path in (_record_path(state, name), report):
+        files.remove(path, sync=False)
+    files.write_json(state.path("services", f"{name}.spec"), service)
+    launch.background(state, "service", name, _record_path(state, name))
+    failure = b""
+    clock.wait_until(lambda: os.path.exists(report), 2.0)
+    with contextlib.suppress(OSError), open(report, "rb") as handle:
+        failure = handle.read().partition(b"\n")[2]
+    if failure:
+        text = failure.decode("utf-8", "replace")[:300]
+        raise Refusal(
+            "START_FAILED", f"{service['start'][0]} could not be started", "a started program", text, "run it by hand"
         )
-    finally:
-        os.close(log)
+    return files.read_json(_record_path(state, name)) or {}
+
+
+def become(state: State, name: str) -> None:
+    """The program of the service's own unit: turn into the service."""
+    service = files.read_json(state.path("services", f"{name}.spec")) or {}
+    environment, log, extra = _prepare(service)
+    report = state.path("services", f"{name}.start")
+    spawn.become(service["start"], environment, service["cwd"], _record_path(state, name), (log, log), extra, report)
 
 
 def _read_secret(name: str, variable: str, path: str) -> str:

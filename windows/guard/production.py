@@ -14,7 +14,7 @@ import json
 from windows.guard import adapters, by_hand, clock, devices, files, notify, runs, table
 from windows.guard import state as states
 from windows.guard.errors import Refusal
-from windows.guard.probe import probe_until
+from windows.guard.probe import probe_once, probe_until
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def take_snapshot(state: State, record: Json) -> Json:
 
 def _ordered(record: Json) -> list[tuple[Json, Json]]:
     """(service, its snapshot) in stop order."""
-    pairs = list(zip(record["services"], record["snapshot"]["services"]))
+    pairs = list(zip(record["services"], record["snapshot"]["services"]))  # noqa: B905 - 3.9 has no strict
     return sorted(pairs, key=lambda pair: pair[0]["stop_order"])
 
 
@@ -213,8 +213,10 @@ def restore(state: State, hold_id: str, epoch: int, by: str, wait_s: float = 900
             and (previous["proven"] or previous["ended_ns"] >= called_ns)
         ):
             if previous["proven"]:
-                _settle(state, hold_id)
+                _settle(state, plan)
             return previous
+        if state.debt() is None and plan["state"] in table.UNTOUCHED:
+            return dict(_compare_only(state, plan), by=by)
         _enter(state, hold_id, table.RESTORING)
         state.event("restore-begins", plan, by=by)
         result = _restore_all(state, plan)
@@ -222,7 +224,7 @@ def restore(state: State, hold_id: str, epoch: int, by: str, wait_s: float = 900
         with contextlib.suppress(OSError):
             state.write(state.hold_path(hold_id, "restore.json"), result)
         if result["proven"]:
-            _settle(state, hold_id)
+            _settle(state, plan)
             state.event("restored", plan, by=by)
         else:
             _enter(state, hold_id, table.DEGRADED)
@@ -253,10 +255,10 @@ def stored_result(state: State, hold_id: str) -> Json | None:
     return files.read_json(state.hold_path(hold_id, "restore.json"))
 
 
-def _settle(state: State, hold_id: str) -> None:
+def _settle(state: State, plan: Json) -> None:
     """After the proof: disarm by a state write, then end the debt. In this order a crash leaves debt, never less."""
-    _enter(state, hold_id, table.RESTORED)
-    adapters.clean_up(state, hold_id)
+    _enter(state, plan["hold_id"], table.RESTORED)
+    adapters.clean_up(state, plan)
     state.clear_debt()
     by_hand.remove(state)
 
@@ -296,9 +298,24 @@ def _restore_all(state: State, plan: Json) -> Json:
                     answer = probe_until(service, service["start_s"], _liveness(state, service))
                     probes += [answer] if answer else []
         rows += adapters.resume(state, plan)
-        for service, snap in _ordered(plan):
-            rows += adapters.of(service).compare(state, service, snap)
-        rows += devices.compare(plan["snapshot"]["gpus"], devices.gpus() if plan["snapshot"]["gpus"] else [])
+        rows += _compare(state, plan)
+    return _judge(watch, rows, probes)
+
+
+def _compare(state: State, plan: Json) -> list[Json]:
+    rows = [row for service, snap in _ordered(plan) for row in adapters.of(service).compare(state, service, snap)]
+    return rows + devices.compare(plan["snapshot"]["gpus"], devices.gpus() if plan["snapshot"]["gpus"] else [])
+
+
+def _compare_only(state: State, plan: Json) -> Json:
+    """Nothing was stopped under this hold: say whether production is as recorded, and touch nothing."""
+    watch = Stopwatch()
+    running = [service for service, snap in _ordered(plan) if snap["state"] == "running" and service["probe"]]
+    return _judge(watch, _compare(state, plan), [probe_once(service) for service in running])
+
+
+def _judge(watch: Stopwatch, rows: list[Json], probes: list[Json]) -> Json:
+    """Proven only when there is something to prove it with, and all of it is true."""
     proven = bool(rows) and all(row["ok"] is True for row in rows) and all(answer["ok"] for answer in probes)
     return dict(watch.times(), proven=proven, rows=rows, probes=probes)
 

@@ -6,6 +6,7 @@ leave a process nobody owns. Start-up failures come back through a pipe that exe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -86,6 +87,20 @@ def start_child(
     return _read_record(reader, argv, cwd)
 
 
+def become(
+    argv: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    record_path: str,
+    outputs: tuple[int, int],
+    extra: dict[str, Any],
+    report: str,
+) -> None:
+    """Turn the calling process into the program; failures are written to the file ``report``. Never returns."""
+    writer = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    _become(argv, environment, cwd, record_path, os.urandom(16).hex(), outputs, extra, writer)
+
+
 def _read_record(reader: int, argv: list[str], cwd: str) -> dict[str, Any]:
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()
@@ -114,7 +129,8 @@ def _become(
 ) -> None:
     """In the new process: own session, record, descriptors, exec. Never returns."""
     try:
-        os.setsid()
+        with contextlib.suppress(PermissionError):  # a service manager's child leads a session already
+            os.setsid()
         record = own_record(cookie)
         record.update(extra)
         if record_path is not None:

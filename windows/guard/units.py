@@ -44,6 +44,7 @@ SHOWN = (
     "Restart",
     "NRestarts",
     "Result",
+    "TriggeredBy",
 )
 
 
