@@ -26,10 +26,12 @@ FINAL: Final = "final"
 POINTS: Final = (BASELINE, HEADLINE, PROFILED, FINAL)
 """The four points at which counters are read, in time order."""
 
-LABEL_MANIFEST: Final = "manifest.sha256"
-LABEL_GREEDY: Final = "greedy.sha256"
+LABEL_MANIFEST: Final = "manifest_sha256"
+LABEL_GREEDY: Final = "greedy_sha256"
 """Digest over the token ids of the greedy check: equal in every arm, whatever the drafts were."""
 LABEL_MODE: Final = "mode"
+LABEL_PHASE: Final = "requests.phase."
+"""``requests.phase.<n>`` names the phase that the raw samples number ``n``."""
 ELAPSED: Final = "headline.elapsed_ns"
 REQUESTS_FILE: Final = "requests.jsonl"
 INTER_TOKEN_FILE: Final = "inter_token.jsonl"  # noqa: S105, a file name
@@ -57,11 +59,22 @@ class RequestSample:
         return self.end_ns - self.start_ns
 
 
-def parse_requests(data: bytes) -> tuple[RequestSample, ...]:
+def phase_names(labels: Mapping[str, Any]) -> dict[int, str]:
+    """Number of a phase in the raw samples to its name, from the labels of the observation."""
+    numbers = {name.removeprefix(LABEL_PHASE): text for name, text in labels.items() if name.startswith(LABEL_PHASE)}
+    return {int(number): str(text) for number, text in numbers.items() if number.isascii() and number.isdecimal()}
+
+
+def parse_requests(data: bytes, phases: Mapping[int, str]) -> tuple[RequestSample, ...]:
     """Parses ``requests.jsonl``.
 
+    Args:
+        data: The file.
+        phases: Number of a phase to its name, as `phase_names` gives it.
+
     Raises:
-        MeasureError: A line is not the flat integer object it should be, or its times run backwards.
+        MeasureError: A line is not the flat integer object it should be, its phase has no name, or its times run
+            backwards.
     """
     samples = []
     for number, line in enumerate(data.splitlines(), start=1):
@@ -69,10 +82,12 @@ def parse_requests(data: bytes) -> tuple[RequestSample, ...]:
         document = _load(line, where)
         if not isinstance(document, dict) or set(document) != _REQUEST_KEYS:
             raise MeasureError(f"{where}: expected an object with {', '.join(sorted(_REQUEST_KEYS))}")
+        if any(type(value) is not int or value < 0 for value in document.values()):
+            raise MeasureError(f"{where}: expected integers >= 0")
         phase = document.pop("phase")
-        if not isinstance(phase, str) or any(type(v) is not int or v < 0 for v in document.values()):
-            raise MeasureError(f"{where}: expected a phase in words and integers >= 0")
-        sample = RequestSample(phase=phase, **document)
+        if phase not in phases:
+            raise MeasureError(f"{where}: phase {phase} has no name, expected one of {sorted(phases)}")
+        sample = RequestSample(phase=phases[phase], **document)
         if not sample.start_ns <= sample.first_token_ns <= sample.end_ns:
             raise MeasureError(
                 f"{where}: times run backwards: start {sample.start_ns}, first token {sample.first_token_ns}, "
@@ -187,7 +202,7 @@ class ArmBlock:
             label,
             hold,
             observation,
-            parse_requests(files[REQUESTS_FILE]),
+            parse_requests(files[REQUESTS_FILE], phase_names(observation["labels"])),
             parse_integers(files[INTER_TOKEN_FILE]),
             facts or ArmFacts(),
             receipt,

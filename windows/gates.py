@@ -44,9 +44,21 @@ DEVICE_CLOCKS: Final = "device-clocks"
 THROTTLED: Final = "throttled"
 SAME_SOURCES: Final = "same-sources"
 SAME_IDENTITY: Final = "same-identity"
+SAME_SETTINGS: Final = "same-settings"
 
-IDENTITY_PREFIXES: Final = ("model.", "tokenizer.", "checkpoint.", "harness.", "device.")
-"""Labels that must be equal in both arms: one runtime, one switch."""
+IDENTITY_LABELS: Final = (
+    "server.target_sha256",
+    "server.draft_sha256",
+    "server.tokenizer_sha256",
+    "server.source_sha256",
+    "server.model",
+    "server.device",
+    "server.dtype",
+)
+"""What the running server says of itself and must say in every arm: one runtime, one switch. Its configuration file
+is not among them, because the switch is in it; `SAME_SETTINGS` covers the load."""
+
+SETTINGS_PREFIX: Final = "settings."
 
 
 def arm_findings(block: ArmBlock, *, mode: DraftMode, manifest_sha256: str, min_rounds: int) -> tuple[Finding, ...]:
@@ -90,6 +102,7 @@ def identity_findings(first: ArmBlock, second: ArmBlock) -> tuple[Finding, ...]:
         _same(first, second, SAME_SOURCES, *sources),
         _same(first, second, "same-compute", first.observation.get("compute"), second.observation.get("compute")),
         _same(first, second, SAME_IDENTITY, _identity(first), _identity(second)),
+        _same(first, second, SAME_SETTINGS, _settings(first), _settings(second)),
     ]
     if first.hold == second.hold:
         findings.append(_same(first, second, "same-boot", _boots(first), _boots(second)))
@@ -287,9 +300,16 @@ def _word(value: object) -> str:
 
 
 def _identity(block: ArmBlock) -> str | None:
-    """Every label that names what ran, as one text; None when there is none."""
-    labels = {k: v for k, v in block.observation["labels"].items() if k.startswith(IDENTITY_PREFIXES)}
-    return _table(labels) if labels else None
+    """Every label that names what ran, as one text; None when one is missing or empty."""
+    labels = {name: block.label_text(name) for name in IDENTITY_LABELS}
+    return _table(labels) if all(labels.values()) else None
+
+
+def _settings(block: ArmBlock) -> str | None:
+    """Every setting of the load, as one text; None when there is none."""
+    recorded = {**block.observation["labels"], **block.observation["values"]}
+    settings = {name: value for name, value in recorded.items() if name.startswith(SETTINGS_PREFIX)}
+    return _table(settings) if settings else None
 
 
 def _prefix_hits(block: ArmBlock) -> int | None:

@@ -17,15 +17,17 @@ from remote_dspark.contract import (
     SampleFile,
 )
 from windows.arm import ArmBlock, ArmFacts
+from windows.gates import IDENTITY_LABELS
 
 NUM_REQUESTS = 8
+PHASES = ("warmup", "greedy", "headline", "profiled")
 DEPTH = 3
 
 
 def raw_requests(tokens: int, elapsed_ns: int, rounds: int) -> list[dict[str, Any]]:
     """Requests one after the other, and one warm-up request before them that must not count."""
     warm_up = {
-        "phase": "warmup",
+        "phase": 0,
         "index": 0,
         "start_ns": 0,
         "first_token_ns": 5,
@@ -39,7 +41,7 @@ def raw_requests(tokens: int, elapsed_ns: int, rounds: int) -> list[dict[str, An
         start = 2 * 10**9 + index * each
         rows.append(
             {
-                "phase": "headline",
+                "phase": 2,
                 "index": index,
                 "start_ns": start,
                 "first_token_ns": start + 1000 + index,
@@ -114,7 +116,15 @@ def arm(
         checks=(Check("greedy", "equal", "equal", True),),
         values=_without(counters(is_on=mode is DraftMode.ON, rounds=rounds, accepted=accepted, tokens=tokens), values),
         labels=_without(
-            {"mode": mode.value, "manifest.sha256": SHA, "greedy.sha256": "ef" * 32, "model.target": "12" * 32}, labels
+            {
+                "mode": mode.value,
+                "manifest_sha256": SHA,
+                "greedy_sha256": "ef" * 32,
+                **{name: f"{name} of both arms" for name in IDENTITY_LABELS},
+                **{f"requests.phase.{n}": name for n, name in enumerate(PHASES)},
+                "settings.temperature": "1",
+            },
+            labels,
         ),
         samples=(
             SampleFile("requests.jsonl", "mixed", SHA, len(rows), len(requests)),

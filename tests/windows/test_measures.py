@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from arm_examples import arm, raw_requests
+from arm_examples import PHASES, arm, raw_requests
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,11 +93,12 @@ def test_drift_inside_an_arm() -> None:
         row["end_ns"] += (row["end_ns"] - row["start_ns"]) // 4
     data = "".join(json.dumps(row) + "\n" for row in rows).encode()
     base = arm("A1", 1)
-    slower = ArmBlock("A1", 1, base.observation, parse_requests(data), (), base.facts)
+    slower = ArmBlock("A1", 1, base.observation, parse_requests(data, NAMES), (), base.facts)
     assert half_drift(slower) == Fraction(4, 5)
-    assert half_drift(ArmBlock("A1", 1, base.observation, parse_requests(data)[:4], (), base.facts)) is None
+    assert half_drift(ArmBlock("A1", 1, base.observation, parse_requests(data, NAMES)[:4], (), base.facts)) is None
 
 
+NAMES = dict(enumerate(PHASES))
 GOOD = raw_requests(80, 10**9, 8)[1]
 
 
@@ -111,7 +112,8 @@ GOOD = raw_requests(80, 10**9, 8)[1]
         json.dumps({**GOOD, "num_tokens": -1}).encode(),
         json.dumps({**GOOD, "num_tokens": 1.5}).encode(),
         json.dumps({**GOOD, "num_tokens": True}).encode(),
-        json.dumps({**GOOD, "phase": 1}).encode(),
+        json.dumps({**GOOD, "phase": "headline"}).encode(),
+        json.dumps({**GOOD, "phase": 9}).encode(),
         json.dumps({**GOOD, "end_ns": 0}).encode(),
         json.dumps(GOOD).replace('"index": 0', '"index": 0, "index": 1').encode(),
         b"[" * 100_000,
@@ -120,7 +122,7 @@ GOOD = raw_requests(80, 10**9, 8)[1]
 )
 def test_a_malformed_raw_line_is_refused_with_our_error(line: bytes) -> None:
     with pytest.raises(MeasureError, match="line 2"):
-        parse_requests(json.dumps(GOOD).encode() + b"\n" + line + b"\n")
+        parse_requests(json.dumps(GOOD).encode() + b"\n" + line + b"\n", NAMES)
 
 
 @pytest.mark.parametrize("line", [b"1.0", b"-1", b"true", b"null", b"x", b""])
