@@ -103,7 +103,6 @@ class TargetModel:
             raise ModelError(f"dtype: expected one of {sorted(_DTYPES)}, found {dtype!r}")
         # The module itself, not the package's lazy index: it saves half of the import time.
         from transformers.models.qwen3.modeling_qwen3 import Qwen3ForCausalLM
-
         from transformers.utils.logging import disable_progress_bar
 
         # stderr is for people and logs; a bar redrawn there is for neither.

@@ -6,7 +6,9 @@ It listens before the model is loaded, so that ``/health`` tells what the boot i
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,22 +40,40 @@ def serve(path: Path) -> int:
         return _refuse(EXIT_CONFIG, cause)
     except TargetError as cause:
         return _refuse(EXIT_NOT_READY, cause)
+    try:
+        listener = _listen(config.host, config.port)
+    except OSError as cause:
+        return _refuse(EXIT_NOT_READY, TargetError(f"listen {config.host}:{config.port}: {cause}"))
     counters = Counters(config.depth)
     engine = Engine(identity, counters, on_stopped=lambda: setattr(server, "should_exit", True))
     app = build_app(engine, identity, counters)
-    settings = uvicorn.Config(
-        app, host=config.host, port=config.port, lifespan="off", log_level="warning", access_log=False, ws="none"
-    )
+    settings = uvicorn.Config(app, lifespan="off", log_level="warning", access_log=False, ws="none")
     server = uvicorn.Server(settings)
     server.handle_exit = _drain_first(engine, server.handle_exit)
     # Uvicorn raises the signals it caught again after it has stopped; these handlers make that a normal end.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     engine.start()
-    server.run()
+    server.run(sockets=[listener])
+    listener.close()
     if engine.boot_error is not None:
         return _refuse(EXIT_NOT_READY, engine.boot_error)
     return EXIT_POISONED if engine.state is ServerState.POISONED else 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind first, so that a taken port refuses before a model is loaded; says where on stdout."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    sys.stdout.write(json.dumps({"event": "listening", "host": host, "port": listener.getsockname()[1]}) + "\n")
+    sys.stdout.flush()
+    return listener
 
 
 def _drain_first(engine: Engine, stop_now: SignalHandler) -> SignalHandler:
