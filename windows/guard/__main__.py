@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from windows.guard import VERSION, clock, deadman, files, framing, holder, lease, ops, process_service, spawn, table
+from windows.guard import VERSION, clock, deadman, files, framing, holder, ops, process_service, release, spawn, table
 from windows.guard.errors import Refusal
 from windows.guard.state import State
 from windows.guard.supervise import Supervisor
@@ -79,7 +79,7 @@ def answer(state: State, digest: str, data: bytes) -> Json:
                 "see docs/guard-protocol.md",
             )
         state.open()
-        lease.expire_if_due(state)
+        release.expire_if_due(state)
         call = Call(state, request, digest)
         if request["verb"] in table.UNJOURNALLED or (request["verb"] == "witness" and request["op"] is None):
             return ops.answer(call.perform)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from windows.guard import adapters, clock, files, launch, lease, notify, proc, production, table, units
+from windows.guard import adapters, clock, files, launch, notify, proc, production, release, table, units
 from windows.guard import state as states
 from windows.guard.errors import Refusal
 
@@ -106,7 +106,7 @@ def watch(state: State, hold_id: str, digest: str) -> None:
             continue
         if state.debt() is None:
             with contextlib.suppress(OSError, TimeoutError):
-                lease.expire_if_due(state)
+                release.expire_if_due(state)
             if record["state"] == table.RESTORED:
                 finish_restored(state, hold_id, epoch, "restored-by-dead-man")
             continue
@@ -138,14 +138,14 @@ def fire(state: State, hold_id: str, epoch: int, by: str, outcome: str) -> Json 
         return None
     if not result["proven"]:
         return result
-    return lease.finish(state, hold_id, epoch, outcome, "nobody closed the hold in time", by, result)
+    return release.finish(state, hold_id, epoch, outcome, "nobody closed the hold in time", by, result)
 
 
 def finish_restored(state: State, hold_id: str, epoch: int, outcome: str) -> None:
     """Production was restored but never closed: end the hold with the stored proof."""
     result = production.stored_result(state, hold_id)
     if result and result["proven"]:
-        lease.finish(state, hold_id, epoch, outcome, "restored, but nobody closed the hold", "dead-man", result)
+        release.finish(state, hold_id, epoch, outcome, "restored, but nobody closed the hold", "dead-man", result)
 
 
 def _take_over(state: State) -> None:
@@ -171,8 +171,8 @@ def fire_unit(state: State, hold_id: str, role: str) -> int:
         return 0
     state.open()
     record = state.record()
-    if role == "fire" and record and clock.boottime_ns() < states.fires_at_ns(record, None):
-        return 0
+    if role == "fire" and record and record["state"] == table.DEGRADED:
+        return 0  # the dead-man was here; degraded is sticky
     outcome = "restored-by-boot" if role == "boot" else "restored-by-dead-man"
     # a finished attempt is an answer even when it is not proven: the path without Python is for no answer at all
     fire(state, hold_id, debt["epoch"], "boot-restore" if role == "boot" else "dead-man", outcome)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from windows.guard import adapters, by_hand, files, lease, production, runs, table
+from windows.guard import adapters, by_hand, files, production, release, runs, table
 from windows.guard.errors import Refusal
 
 TYPE_CHECKING = False
@@ -36,14 +36,16 @@ def close(state: State, record: Json | None, claim: Json) -> Json:
         return dict(ended, already=True)
     hold_id, epoch = record["hold_id"], record["epoch"]
     if record["state"] in table.UNTOUCHED:
-        lease.finish(state, hold_id, epoch, "closed-untouched", "", "close")
+        ended = release.finish_untouched(state, record, "closed-untouched", "", "close")
+        if ended is None:
+            raise Refusal("NOT_RESTORED", "a stop began meanwhile", "nothing stopped", "debt", "restore")
         return {"outcome": "closed-untouched", "epoch": epoch}
     result = production.stored_result(state, hold_id)
     if result is None or not result["proven"]:
         raise Refusal("NOT_RESTORED", "no proof that production is back", "a proven restore", "none", "restore")
     if state.debt() is not None:
         production.restore(state, hold_id, epoch, "close")
-    lease.finish(state, hold_id, epoch, "closed", "", "close", result)
+    release.finish(state, hold_id, epoch, "closed", "", "close", result)
     return {"outcome": "closed", "epoch": epoch}
 
 
@@ -65,8 +67,15 @@ def recover(state: State, hold_id: str, epoch: int | None, outcome: str, reason:
             "ask status, then name exactly what it shows",
         )
     if state.debt() is None and source["state"] in table.UNTOUCHED:
-        return lease.finish(state, hold_id, source["epoch"], outcome, reason, by)
-    result = production.restore(state, hold_id, source["epoch"], by)
+        ended = release.finish_untouched(state, source, outcome, reason, by)
+        if ended is not None:
+            return ended
+    try:
+        result = production.restore(state, hold_id, source["epoch"], by)
+    except Refusal as refusal:
+        if refusal.code == "HOLD_ENDED" and refusal.details:
+            return dict(refusal.details)  # the dead-man was faster
+        raise
     if not result["proven"]:
         wrong = next(row for row in result["rows"] + result["probes"] if row["ok"] is not True)
         raise Refusal(
@@ -77,7 +86,7 @@ def recover(state: State, hold_id: str, epoch: int | None, outcome: str, reason:
             "look at production and RESTORE.txt; then recover again, or clear with a reason",
             dict(result, hold_id=hold_id, epoch=source["epoch"], outcome="degraded"),
         )
-    return lease.finish(state, hold_id, source["epoch"], outcome, reason, by, result)
+    return release.finish(state, hold_id, source["epoch"], outcome, reason, by, result)
 
 
 def _ended(state: State, hold_id: str, epoch: int | None, source: Json | None) -> Json:
@@ -109,7 +118,7 @@ def clear(state: State, hold_id: str, reason: str) -> Json:
         state.clear_debt()
         by_hand.remove(state)
     last = production.stored_result(state, hold_id) or {"rows": [], "probes": [], "elapsed_ns": 0, "service_ns": 0}
-    return lease.finish(state, hold_id, source["epoch"], "cleared", reason, "clear", dict(last, proven=False))
+    return release.finish(state, hold_id, source["epoch"], "cleared", reason, "clear", dict(last, proven=False))
 
 
 def break_hold(state: State, hold_id: str, reason: str) -> Json:
@@ -121,14 +130,14 @@ def break_hold(state: State, hold_id: str, reason: str) -> Json:
         epoch = state.raise_epoch()
         record = state.record()
         if record is not None and state.debt() is not None:
-            # the claim is void from here on: no token equals none
-            record.update(token="", state=table.DEGRADED)
+            # the claim is void from here on: a token in a claim is a string and never equals null
+            record.update(token=None, state=table.DEGRADED)
             state.write_record(record)
     state.event("broken", source, reason=reason, new_epoch=epoch)
     runs.end_all(state, hold_id)
     if state.debt() is None:
         result = production.stored_result(state, hold_id)
-        lease.finish(state, hold_id, source["epoch"], "broken", reason, "break", result)
+        release.finish(state, hold_id, source["epoch"], "broken", reason, "break", result)
     return {"epoch": epoch, "in_debt": state.debt() is not None, "state": state.state_name()}
 
 

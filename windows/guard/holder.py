@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from windows.guard import clock, devices, files, lease, production, runs, table
+from windows.guard import clock, deadman, devices, files, production, release, runs, table
 from windows.guard import state as states
 
 TYPE_CHECKING = False
@@ -55,9 +55,11 @@ def _stay(state: State, hold_id: str, epoch: int) -> None:
                 return
             continue
         with contextlib.suppress(OSError, TimeoutError):
-            lease.expire_if_due(state)
+            release.expire_if_due(state)
             if record["state"] == table.HELD and now >= states.run_deadline_ns(record):
                 runs.end_all(state, hold_id)
+            if record["state"] == table.RESTORED and now >= record["deadline_ns"]:
+                deadman.finish_restored(state, hold_id, epoch, "restored-by-dead-man")
             if now - lost_at > LOST_EVERY_NS:
                 lost_at = now
                 _end_lost_runs(state, hold_id)
@@ -93,7 +95,7 @@ def _note_foreign(state: State, record: Json) -> None:
     foreign = devices.foreign_processes(record["devices"], owned)
     if not foreign:
         return
-    seen = lease.invalidated(state, record["hold_id"])
+    seen = release.invalidated(state, record["hold_id"])
     new = [f"pid {p['pid']} {p['name']} on {p['uuid']}" for p in foreign]
     new = [text for text in new if text not in seen]
     if new:

@@ -1,7 +1,6 @@
-"""The hold's record: acquire, confirm, heartbeat, compare-and-release, expiry, break.
+"""The hold's record while it is open: acquire, the claim, confirm, heartbeat.
 
 An open record is the claim on the host; the epoch fences; the holder's locks show that someone alive stands behind it.
-Release always names hold id and epoch and compares both, so nobody ends another's hold.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from windows.guard import adapters, clock, devices, files, launch, proc, production, runs, spec, table, units
+from windows.guard import clock, devices, files, launch, production, release, spec, table, units
 from windows.guard import state as states
 from windows.guard.errors import Refusal
 
@@ -104,7 +103,8 @@ def _require_free(state: State) -> None:
     }
     if code == "HELD" and not files.is_locked(state.hold_path(str(record["hold_id"]), "holder.lock")):
         code = "OPEN_RECORD"
-    text = f"{details['hold_id']} of {details['owner']} since {details['since_utc']} until {details['until_utc']} (epoch {details['epoch']}, {name})"
+    span = f"since {details['since_utc']} until {details['until_utc']}"
+    text = f"{details['hold_id']} of {details['owner']} {span} (epoch {details['epoch']}, {name})"
     advice = (
         f"recover {details['hold_id']}"
         if code in ("DEBT", "OPEN_RECORD")
@@ -197,7 +197,7 @@ def _start_holder(state: State, record: Json) -> Json:
 
 def _undo(state: State, hold_id: str) -> None:
     """A failed acquire leaves nothing that could block the next one; the raised epoch stays raised."""
-    _end_holder(state, hold_id)
+    release.end_holder(state, hold_id)
     for name in ("opening.json", "holder-ready.json", "holder.json", "outcome.json", "ballast"):
         with contextlib.suppress(OSError):
             files.remove(state.hold_path(hold_id, name), sync=False)
@@ -269,109 +269,6 @@ def beat(state: State, record: Json, args: Json) -> Json:
         "state": state.state_name(),
         "epoch": record["epoch"],
         "fires_at_boottime_ns": states.fires_at_ns(record, pulse),
-        "holder_alive": holder_alive(state, record["hold_id"]),
-        "invalidated": invalidated(state, record["hold_id"]),
+        "holder_alive": release.holder_alive(state, record["hold_id"]),
+        "invalidated": release.invalidated(state, record["hold_id"]),
     }
-
-
-def invalidated(state: State, hold_id: str) -> list[str]:
-    """Foreign device processes the holder has seen."""
-    document = files.read_json(state.hold_path(hold_id, "foreign.json"))
-    return list(document["seen"]) if document else []
-
-
-def holder_alive(state: State, hold_id: str) -> bool:
-    """True while a process holds the lease lock."""
-    return files.is_locked(state.hold_path(hold_id, "holder.lock"))
-
-
-def finish(
-    state: State, hold_id: str, epoch: int, outcome: str, reason: str, by: str, result: Json | None = None
-) -> Json:
-    """Compare-and-release: end exactly this hold and record how; returns the outcome."""
-    with state.host_lock():
-        known = state.outcome(hold_id)
-        record = state.record()
-        matches = record is not None and (record["hold_id"], record["epoch"]) == (hold_id, epoch)
-        if known is not None and not matches:
-            return known
-        document = _outcome(state, hold_id, epoch, outcome, reason, by, result)
-        _store_outcome(state, hold_id, document)
-        if matches and record is not None:
-            if record["state"] in (table.SNAPSHOTTED, table.ARMED):
-                adapters.clean_up(state, record)
-            files.remove(state.path("record.json"))
-    state.event("ended", {"hold_id": hold_id, "epoch": epoch}, outcome=outcome, by=by, reason=reason)
-    _end_holder(state, hold_id)
-    with contextlib.suppress(OSError):
-        files.remove(state.hold_path(hold_id, "ballast"))
-    return document
-
-
-def _outcome(state: State, hold_id: str, epoch: int, outcome: str, reason: str, by: str, result: Json | None) -> Json:
-    result = result or {"proven": True, "rows": [], "probes": [], "elapsed_ns": 0, "service_ns": 0}
-    return dict(
-        {key: result[key] for key in ("proven", "rows", "probes", "elapsed_ns", "service_ns")},
-        hold_id=hold_id,
-        epoch=epoch,
-        outcome=outcome,
-        reason=reason,
-        by=by,
-        utc=clock.utc_now(),
-        boottime_ns=clock.boottime_ns(),
-        boot_id=clock.boot_id(),
-        runs=runs.summary(state, hold_id),
-        invalidated=invalidated(state, hold_id),
-    )
-
-
-def _store_outcome(state: State, hold_id: str, document: Json) -> None:
-    path = state.hold_path(hold_id, "outcome.json")
-    try:
-        files.overwrite_slot(path, document, states.SLOT_BYTES)
-    except FileNotFoundError:
-        os.makedirs(state.hold_path(hold_id), mode=0o700, exist_ok=True)
-        state.write(path, document)
-    with contextlib.suppress(OSError):
-        files.write_json(state.path("last-outcome.json"), document)
-
-
-def _end_holder(state: State, hold_id: str) -> None:
-    """The holder sees that its record is gone and leaves; wait for its locks, then make sure."""
-    lock = state.hold_path(hold_id, "holder.lock")
-    owned = files.read_json(state.hold_path(hold_id, "holder.json"))
-    if owned and owned["boot_id"] == clock.boot_id() and owned["pid"] != os.getpid():
-        proc.end_tree(owned, 15, 2.0, 2.0)
-        clock.wait_until(lambda: not files.is_locked(lock), 2.0)
-
-
-def expire_if_due(state: State) -> None:
-    """End an open hold whose time is over while nothing was stopped; anything else is the dead-man's."""
-    record = state.record()
-    if record is None or state.debt() is not None:
-        return
-    if states.boot_of(record) != clock.boot_id():
-        finish(
-            state,
-            record["hold_id"],
-            record["epoch"],
-            "void",
-            "the host was rebooted before anything was stopped",
-            "guard",
-        )
-        return
-    if record["state"] not in table.UNTOUCHED:
-        return
-    now = clock.boottime_ns()
-    provisional = record["state"] == table.PROVISIONAL and now >= record["provisional_until_ns"]
-    if provisional or now >= record["deadline_ns"]:
-        finish(
-            state,
-            record["hold_id"],
-            record["epoch"],
-            "expired",
-            "provisional lease not confirmed" if provisional else "deadline",
-            "guard",
-        )
-    elif now >= states.fires_at_ns(record, state.heartbeat(record["hold_id"])):
-        finish(state, record["hold_id"], record["epoch"], "orphaned", "no heartbeat", "guard")

@@ -205,3 +205,17 @@ def marked(assignment: str) -> list[int]:
     """Pids of other living processes whose environment holds exactly ``NAME=value``."""
     needle = f"\0{assignment}\0".encode()
     return [p.pid for p in all_processes() if p.pid != os.getpid() and _has_cookie(p.pid, needle)]
+
+
+def oom_kills() -> int:
+    """How often the kernel killed for memory in our own control group; 0 where it does not say."""
+    found = 0
+    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="ascii", errors="replace") as handle:
+        for line in handle:
+            _, controllers, group = line.rstrip("\n").split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            counters = f"memory{group}/memory.oom_control" if controllers else f"{group}/memory.events"
+            with contextlib.suppress(OSError), open("/sys/fs/cgroup/" + counters, encoding="ascii") as text:
+                found += sum(int(one.split()[1]) for one in text if one.startswith("oom_kill "))
+    return found

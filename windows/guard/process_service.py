@@ -105,6 +105,7 @@ def snapshot(state: State, service: Json) -> Json:
         "identity": found["identity"],
         "ports": service["ports"] if found["state"] == "running" else [],
         "resident_bytes": resident,
+        "taken_ticks": clock.boottime_ns() * os.sysconf("SC_CLK_TCK") // 1_000_000_000,
     }
 
 
@@ -248,7 +249,8 @@ def ghosts(state: State, service: Json, snap: Json) -> list[str]:
     signs += [f"port {port}" for port, inodes in proc.listening_inodes(service["ports"]).items() if inodes]
     if snap.get("argv"):
         for process in proc.all_processes():
-            if proc.argv_of(process.pid) == snap["argv"]:
+            younger = process.start_ticks > snap["taken_ticks"]
+            if younger and proc.argv_of(process.pid) == snap["argv"]:
                 signs.append(f"same command as pid {process.pid}")
     return signs
 

@@ -95,20 +95,27 @@ def stop(state: State, record: Json) -> Json:
     """
     watch = Stopwatch()
     with state.production_lock("stop", 60.0):
-        _still_ours(state, record)
-        state.write_debt(_debt_of(record))
-        with contextlib.suppress(OSError):
-            by_hand.write(state, record)
-        state.set_state(record, table.STOPPING)
+        done = files.read_json(state.hold_path(record["hold_id"], "stop.json"))
+        if done is not None and state.state_name() == table.HELD:
+            return done
+        with state.host_lock():
+            # in one step, so that a hold that ends as untouched cannot slip in between
+            _still_ours(state, record)
+            state.write_debt(_debt_of(record))
+            with contextlib.suppress(OSError):
+                by_hand.write(state, record)
+            state.write_record(dict(record, state=table.STOPPING))
         state.event("stop-begins", record)
         rows = _stop_all(state, record, watch)
         result = dict(watch.times(), rows=rows)
         if not rows or any(row["ok"] is not True for row in rows):
             state.event("stop-unproven", record, rows=[row for row in rows if row["ok"] is not True])
             raise _unproven(rows, result)
+        result = dict(result, **watch.times())
+        files.write_json(state.hold_path(record["hold_id"], "stop.json"), result)
         state.set_state(record, table.HELD)
         state.event("held", record, **watch.times())
-        return dict(result, **watch.times())
+        return result
 
 
 def _unproven(rows: list[Json], result: Json) -> Refusal:
@@ -237,6 +244,11 @@ def restore(state: State, hold_id: str, epoch: int, by: str, wait_s: float = 900
 def restorable(state: State, hold_id: str, epoch: int) -> Json:
     """The debt or open record of exactly this hold, with its snapshot."""
     plan = state.debt() or state.record()
+    ended = state.outcome(hold_id)
+    if ended is not None and ended["epoch"] == epoch and (plan is None or plan["hold_id"] != hold_id):
+        raise Refusal(
+            "HOLD_ENDED", f"this hold is over: {ended['outcome']}", "an open hold", ended["by"], "status", ended
+        )
     if plan is None:
         raise Refusal("NO_HOLD", "nothing to restore", hold_id, "no open hold, no debt", "status")
     if (plan["hold_id"], plan["epoch"]) != (hold_id, epoch):

@@ -154,7 +154,7 @@ def find_hold(state: State, run: str) -> str:
         names += sorted(os.listdir(state.path("holds")))
     for hold_id in names:
         if "/" not in run and os.path.isdir(state.hold_path(hold_id, "runs", run)):
-            return hold_id
+            return str(hold_id)
     raise Refusal("NO_SUCH_RUN", "no such run on this host", "a run id from run", run[:100], "status lists the runs")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from windows.guard import clock, files, launch, lease, runs, spec, table
+from windows.guard import clock, files, launch, release, runs, spec, table
 from windows.guard import state as states
 from windows.guard.errors import Refusal
 
@@ -59,7 +59,7 @@ def _hold(state: State, record: Json) -> Json:
         heartbeat_age_s=(now - (pulse["at_ns"] if pulse else record["acquired_ns"])) / 1e9 if same_boot else None,
         fires_at_boottime_ns=fires,
         fires_in_s=(fires - now) / 1e9 if same_boot else 0.0,
-        holder_alive=lease.holder_alive(state, record["hold_id"]),
+        holder_alive=release.holder_alive(state, record["hold_id"]),
         dead_man_alive=launch.is_running(deadman) if os.path.exists(deadman) else None,
     )
 
@@ -91,7 +91,7 @@ def prove(state: State, args: Json) -> Json:
     left_ns = states.run_deadline_ns(record) - clock.boottime_ns()
     if left_ns <= 0:
         raise Refusal("DEADLINE", "the hold's run time is over", "before the run deadline", "after it", advice)
-    if not lease.holder_alive(state, record["hold_id"]):
+    if not release.holder_alive(state, record["hold_id"]):
         raise Refusal("HOLDER_DEAD", "nobody holds the locks any more", "a live holder", "none", "restore")
     return {
         "hold_id": record["hold_id"],

@@ -11,7 +11,7 @@ import os
 import select
 import signal
 
-from windows.guard import clock, files, proc, spawn
+from windows.guard import clock, files, proc, spawn, table
 from windows.guard import state as states
 from windows.guard.errors import Refusal
 
@@ -47,13 +47,15 @@ class Supervisor:
     def supervise(self) -> None:
         """Run the program to its end and write ``result.json``."""
         signal.signal(signal.SIGUSR1, lambda *_: None)
-        record = self.state.record()
-        if record is None or record["hold_id"] != self.asked["hold_id"] or record["epoch"] != self.asked["epoch"]:
-            self._write("not-started", None, None, "the hold was over")
-            return
-        self.deadline_ns = states.run_deadline_ns(record)
         try:
-            self._start()
+            # a restore first writes its state under this lock, then ends runs: it sees this one or this one sees it
+            with self.state.host_lock():
+                record = self.state.record()
+                if record is None or not self._is_held(record):
+                    self._write("not-started", None, None, "the hold was over")
+                    return
+                self.deadline_ns = states.run_deadline_ns(record)
+                self._start()
         except Refusal as refusal:
             self._write("not-started", None, None, f"{refusal.message}: {refusal.found}")
             return
@@ -125,9 +127,13 @@ class Supervisor:
         with contextlib.suppress(FileNotFoundError), open(os.path.join(self.folder, "end"), encoding="ascii") as handle:
             return handle.read() or "end-run"
         record = self.state.record()
-        if record is None or record["hold_id"] != self.asked["hold_id"] or record["epoch"] != self.asked["epoch"]:
+        if record is None or not self._is_held(record):
             return "ended-with-hold"
         return self._why_memory(now)
+
+    def _is_held(self, record: Json) -> bool:
+        same = (record["hold_id"], record["epoch"]) == (self.asked["hold_id"], self.asked["epoch"])
+        return same and record["state"] == table.HELD
 
     def _why_memory(self, now: int) -> str:
         limit = self.asked["memory_max_bytes"]
@@ -167,6 +173,8 @@ class Supervisor:
                 pass
 
     def _finish(self, status: int) -> None:
+        if os.WIFSIGNALED(status) and not self.reason and self.asked["memory_max_bytes"] is not None:
+            self.memory_exceeded = proc.oom_kills() > 0
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         if self.reason in ("timed-out", "ended-with-hold"):

@@ -178,7 +178,7 @@ class Call:
         return runs.end(self.state, self.record["hold_id"], self.args["run"], "end-run")
 
     def _require_holder(self) -> None:
-        if not lease.holder_alive(self.state, self.record["hold_id"]):
+        if not release.holder_alive(self.state, self.record["hold_id"]):
             raise Refusal(
                 "HOLDER_DEAD", "the holder of the locks is gone", "a live holder", "none", "restore and close"
             )
