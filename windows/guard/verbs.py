@@ -15,6 +15,7 @@ from windows.guard import (
     ops,
     process_service,
     production,
+    release,
     runs,
     spec,
     status,
