@@ -1,0 +1,174 @@
+"""Measure a whole worker: ``python -m remote_dspark.qualify.whole_worker --config whole_worker.toml``.
+
+From the moment a block's request is handed to the wire until its reply is validated and complete, by batch, depth and
+kind of row, against a running worker, as a verifier sees it. Beside the times: every sampled token is the oracle's draw
+from the q that came with it, and a request's proposal does not depend on its neighbours. Raw samples in ns; exit 0
+means "observed".
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from remote_dspark.contract import DRAFT_TEMPERATURE, ComputeKind, DraftMode, ObservationKind
+from remote_dspark.observe import ObserveError, Recorder, output_folder
+from remote_dspark.oracle.philox import derive_key, proposal_draw
+from remote_dspark.oracle.tickets import draw_token
+from remote_dspark.qualify.hold import prove_hold
+from remote_dspark.qualify.worker_client import ProbeSeat, WorkerProbe, build_hello
+from remote_dspark.qualify.worker_config import ProbeConfig, load_probe_config
+from remote_dspark.wire.errors import ProtocolError
+from remote_dspark.wire.kinds import RowKind
+from remote_dspark.wire.messages import PPM, Hello, Reply
+from remote_dspark.wire.reply import reply_row
+
+PROGRAM: Final = "remote_dspark.qualify.whole_worker"
+TEMPERATURE_PPM: Final = int(float(DRAFT_TEMPERATURE) * PPM)
+KINDS: Final = {DraftMode.OFF: ("greedy",), DraftMode.ON: ("sampled", "greedy", "mixed")}
+EXIT_REFUSED: Final = 2
+EXIT_INCOMPLETE: Final = 3
+
+
+def main(argv: list[str]) -> int:
+    """Parse, prove the hold, measure, write the observation."""
+    parser = argparse.ArgumentParser(prog=PROGRAM)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--output", help="folder of the observation; DSPARK_OUTPUT_DIR inside a hold")
+    parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
+    parser.add_argument("--physical", action="store_true", help="a physical pair only; not in this program yet")
+    args = parser.parse_args(argv)
+    try:
+        if args.physical:
+            raise ObserveError("--physical: expected a worker on two CUDA devices, this program measures CPU workers")
+        config = load_probe_config(args.config)
+        folder = output_folder(args.output, os.environ)
+        hold = prove_hold(os.environ, required=args.require_hold)
+        hello = build_hello(config.paths, config.mode, config.q_semantics, max(config.depths), max(config.batches))
+        recorder = Recorder(
+            ObservationKind.WHOLE_WORKER, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold
+        )
+        return _observe(config, hello, recorder)
+    except ObserveError as cause:
+        sys.stderr.write(f"whole_worker: {cause}\n")
+        return EXIT_REFUSED
+
+
+def _observe(config: ProbeConfig, hello: Hello, recorder: Recorder) -> int:
+    recorder.label("mode", config.mode.value)
+    recorder.label("config_sha256", config.sha256)
+    recorder.label("draft_sha256", hello.draft_sha256.hex())
+    recorder.label("target_sha256", hello.target_sha256.hex())
+    recorder.label("q_semantics", config.q_semantics)
+    for name in ("context", "repetitions", "warmup", "seed"):
+        recorder.value(f"settings.{name}", getattr(config, name))
+    probe = WorkerProbe(config.address, hello, config.timeout_s)
+    try:
+        _measure(config, probe, recorder)
+        _check_neighbours(config, hello, probe, recorder)
+    except (ProtocolError, OSError) as cause:
+        sys.stderr.write(f"whole_worker: {cause}\n")
+        recorder.check("worker.complete", expected="every reply validated", found=cause, ok=False)
+        return EXIT_INCOMPLETE
+    else:
+        recorder.check("worker.complete", expected="every reply validated", found="every reply validated")
+        return 0
+    finally:
+        probe.close()
+        recorder.write()
+
+
+def _measure(config: ProbeConfig, probe: WorkerProbe, recorder: Recorder) -> None:
+    generation = 0
+    for kind in KINDS[config.mode]:
+        for depth in config.depths:
+            for batch in config.batches:
+                generation += 1
+                seats = [_seat(config, slot, generation, kind) for slot in range(batch)]
+                for seat in seats:
+                    probe.open(seat, config.context, depth)
+                samples, wrong = _rounds(config, probe, seats, depth)
+                probe.close_seats(seats)
+                name = f"{kind}.b{batch}.d{depth}"
+                recorder.samples(f"step.{name}.jsonl", "ns", samples)
+                recorder.value(f"step.{name}.median_ns", int(np.median(samples)))
+                recorder.value(f"step.{name}.max_ns", max(samples))
+                recorder.check(f"step.{name}.draws", expected=0, found=wrong)
+
+
+def _rounds(config: ProbeConfig, probe: WorkerProbe, seats: list[ProbeSeat], depth: int) -> tuple[list[int], int]:
+    """Times of the measured rounds, and how many tokens were not the draw from their own q."""
+    samples: list[int] = []
+    wrong = 0
+    for repetition in range(config.warmup + config.repetitions):
+        start_ns = time.monotonic_ns()
+        reply = probe.step(seats, depth)
+        elapsed_ns = time.monotonic_ns() - start_ns
+        if repetition >= config.warmup:
+            samples.append(elapsed_ns)
+        wrong += count_wrong_draws(reply, seats)
+        probe.reject_all(seats)
+    return samples, wrong
+
+
+def count_wrong_draws(reply: Reply, seats: list[ProbeSeat]) -> int:
+    """Rows of the wrong kind, or whose token is not the oracle's draw from the row's own tickets."""
+    wrong = 0
+    for request, seat in enumerate(seats):
+        key = derive_key(seat.seed, seat.generation)
+        expected_kind = RowKind.SPARSE if seat.temperature_ppm else RowKind.GREEDY
+        for position in range(reply.depth):
+            row = reply_row(reply, request, position)
+            if row.kind is not expected_kind:
+                wrong += 1
+            elif row.kind is RowKind.SPARSE:
+                draw = proposal_draw(key, seat.round, seat.position + 1 + position)
+                wrong += draw_token(row.ids.astype(np.int64), row.tickets, draw) != row.token
+    return wrong
+
+
+def _check_neighbours(config: ProbeConfig, hello: Hello, probe: WorkerProbe, recorder: Recorder) -> None:
+    """The same request alone, in its own session, and last in a full batch: the same proposal, bit for bit."""
+    batch, depth, kind = max(config.batches), max(config.depths), KINDS[config.mode][0]
+    generation = 1 << 32
+    together = [_seat(config, slot, generation, kind) for slot in range(batch)]
+    for seat in together:
+        probe.open(seat, config.context, depth)
+    expected = probe.step(together, depth)
+    probe.reject_all(together)
+    probe.close_seats(together)
+    alone = _seat(config, 0, generation, kind, identity=batch - 1)
+    other = WorkerProbe(config.address, hello, config.timeout_s)
+    try:
+        other.open(alone, config.context, depth)
+        found = other.step([alone], depth)
+    finally:
+        other.close()
+    recorder.check("neighbours.same_proposal", expected=_proposal(expected, batch - 1), found=_proposal(found, 0))
+
+
+def _proposal(reply: Reply, request: int) -> str:
+    """Digest of one request's tokens and rows."""
+    content = hashlib.sha256()
+    for position in range(reply.depth):
+        row = reply_row(reply, request, position)
+        content.update(row.token.to_bytes(8, "little") + row.ids.tobytes() + row.tickets.tobytes())
+    return content.hexdigest()
+
+
+def _seat(config: ProbeConfig, slot: int, generation: int, kind: str, identity: int | None = None) -> ProbeSeat:
+    number = slot if identity is None else identity
+    is_greedy = kind == "greedy" or (kind == "mixed" and number % 2 == 1)
+    rng = np.random.default_rng([config.seed, number])
+    return ProbeSeat(slot, generation, config.seed + number, 0 if is_greedy else TEMPERATURE_PPM, rng)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
