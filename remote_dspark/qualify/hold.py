@@ -1,6 +1,6 @@
 """Prove, through the guard of this host, that a program runs inside the hold it was started for.
 
-The guard is asked as its own process: ``python3 -I $DSPARK_GUARD --state $DSPARK_GUARD_STATE`` with one framed request
+The guard is asked as its own process: ``python3 -I $DSPARK_GUARD --state $DSPARK_GUARD_STATE`` with one JSON request
 on stdin and one framed reply on stdout. The environment alone proves nothing: hold id and epoch count only when the
 guard confirms them. This file does not take, extend or end a hold.
 """
@@ -20,7 +20,7 @@ from remote_dspark.observe import MAX_TEXT, HoldProof, ObserveError
 
 GUARD_PROTOCOL: Final = 1
 _GUARD_HEADER: Final = b"@@guard1 "
-_GUARD_END: Final = b"@@end"
+_GUARD_END: Final = b"\n@@end\n"
 
 
 class HoldNotProvenError(ObserveError):
@@ -63,13 +63,6 @@ def prove_hold(environ: Mapping[str, str], *, required: bool, timeout_s: float =
     return HoldProof(hold_id, int(epoch))
 
 
-def encode_guard_frame(document: Mapping[str, Any]) -> bytes:
-    """One guard frame: ``@@guard1 <nbytes> <sha256>``, the JSON line, ``@@end``."""
-    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
-    digest = hashlib.sha256(body).hexdigest().encode()
-    return b"%s%d %s\n%s\n%s\n" % (_GUARD_HEADER, len(body), digest, body, _GUARD_END)
-
-
 def parse_guard_frame(data: bytes) -> dict[str, Any]:
     """The document of the only guard frame in ``data``; lines before the frame (a login banner) are skipped.
 
@@ -83,7 +76,7 @@ def parse_guard_frame(data: bytes) -> dict[str, Any]:
         raise HoldNotProvenError(f"guard reply: expected a line '@@guard1 <nbytes> <sha256>', found {data[:80]!r}")
     size = int(parts[1])
     body, tail = rest[:size], rest[size:]
-    if len(body) != size or not tail.startswith(b"\n" + _GUARD_END):
+    if len(body) != size or not tail.startswith(_GUARD_END):
         raise HoldNotProvenError(f"guard reply: expected {size} bytes and '@@end', found {len(rest)} bytes")
     if hashlib.sha256(body).hexdigest().encode() != parts[2]:
         raise HoldNotProvenError("guard reply: the body does not have the digest that its header names")
@@ -97,7 +90,7 @@ def _ask_guard(guard: str, state: str, request: Mapping[str, Any], timeout_s: fl
     command = [sys.executable, "-I", guard, "--state", state]
     try:
         done = subprocess.run(
-            command, input=encode_guard_frame(request), capture_output=True, timeout=timeout_s, check=False
+            command, input=json.dumps(request).encode(), capture_output=True, timeout=timeout_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as cause:
         raise HoldNotProvenError(f"guard {guard}: expected an answer within {timeout_s} s, found {cause}") from cause
