@@ -24,13 +24,14 @@ TICK_S = 0.5
 FOREIGN_EVERY_NS = 15_000_000_000
 LOST_EVERY_NS = 5_000_000_000
 COMMIT_WITHIN_NS = 20_000_000_000
+LEAVING_S = 1.0
 
 
 def hold(state: State, hold_id: str) -> None:
     """Take every lock, say so, and stay until the hold is over."""
     opening = files.read_json(state.hold_path(hold_id, "opening.json")) or {}
     lease_lock = files.try_lock(state.hold_path(hold_id, "holder.lock"))
-    locks, busy = devices.lock_all(state, opening["devices"])
+    locks, busy = _lock_devices(state, opening["devices"])
     if lease_lock is None:
         busy = "the lease itself"
     me = files.read_json(state.hold_path(hold_id, "holder.json")) or {}
@@ -40,6 +41,18 @@ def hold(state: State, hold_id: str) -> None:
         _stay(state, hold_id, opening["epoch"])
     for descriptor in locks:
         os.close(descriptor)
+
+
+def _lock_devices(state: State, names: list[str]) -> tuple[list[int], str | None]:
+    """All or nothing; the holder of a hold that just ended gets a moment to leave."""
+    found: list[tuple[list[int], str | None]] = []
+
+    def locked() -> bool:
+        found.append(devices.lock_all(state, names))
+        return found[-1][1] is None
+
+    clock.wait_until(locked, LEAVING_S)
+    return found[-1]
 
 
 def _stay(state: State, hold_id: str, epoch: int) -> None:
@@ -56,6 +69,8 @@ def _stay(state: State, hold_id: str, epoch: int) -> None:
             continue
         with contextlib.suppress(OSError, TimeoutError):
             release.expire_if_due(state)
+            if state.record() is None:
+                return
             if record["state"] == table.HELD and now >= states.run_deadline_ns(record):
                 runs.end_all(state, hold_id)
             if record["state"] == table.RESTORED and now >= record["deadline_ns"]:
