@@ -52,6 +52,8 @@ class TargetConfig:
         support: Entries of a sampled row.
         connect_timeout_s: Bound of the first connection; without a drafter the server does not become READY.
         step_timeout_s: Bound of one STEP; a late reply is a failed proposal.
+        capture: File that the first session's frames are recorded to, for a frozen replay, or None. It is written when
+            the session ends, and holds the prompts' hidden states: treat it like the prompts.
         max_requests: Requests served at once.
         max_queue: Requests waiting beyond those; more are refused with 503.
         wedge_after_s: No progress for this long with a request in flight is WEDGED.
@@ -77,6 +79,7 @@ class TargetConfig:
     support: int
     connect_timeout_s: float
     step_timeout_s: float
+    capture: Path | None
     max_requests: int
     max_queue: int
     wedge_after_s: float
@@ -124,6 +127,7 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Target
         support=drafter.integer("support", SUPPORT_K, low=SUPPORT_K, high=SUPPORT_K),
         connect_timeout_s=drafter.number("connect_timeout_s", 20.0),
         step_timeout_s=drafter.number("step_timeout_s", 5.0),
+        capture=drafter.path("capture") if "capture" in drafter else None,
         max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
         max_queue=limits.integer("max_queue", 64, low=0, high=4096),
         wedge_after_s=limits.number("wedge_after_s", 30.0),
@@ -142,6 +146,9 @@ class _Table:
         self._name = name
         self._document = document
         self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._document
 
     def _take(self, key: str, default: object) -> Any:
         self._read.add(key)

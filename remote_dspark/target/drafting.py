@@ -21,6 +21,7 @@ from remote_dspark.target.config import TargetConfig
 from remote_dspark.target.errors import DrafterError
 from remote_dspark.target.identity import is_sampled
 from remote_dspark.target.metrics import Counters
+from remote_dspark.target.recording import SessionRecording
 from remote_dspark.target.seat import Played, Proposal, Seat
 from remote_dspark.wire.client import DrafterClient
 from remote_dspark.wire.errors import ProtocolError, Scope
@@ -51,6 +52,7 @@ class DraftLink:
         self._generation = 0
         self._next_attempt_s = 0.0
         self._seats: dict[int, Seat] = {}
+        self._recording = SessionRecording(config.capture) if config.capture else None
 
     @property
     def is_connected(self) -> bool:
@@ -168,6 +170,9 @@ class DraftLink:
         if self._client is not None:
             self._client.close()
             self._client = None
+        if self._recording is not None:
+            self._recording.close()
+            self._recording = None
 
     def _attempt(self, call: Callable[[], None], seats: Sequence[Seat]) -> bool:
         """Run one wire call. False on failure, after the failure is counted and its consequences are drawn."""
@@ -208,7 +213,11 @@ class DraftLink:
 
     def _dial(self, timeout_s: float) -> DrafterClient:
         return DrafterClient.connect(
-            self._config.drafter_address, self._hello, timeout_s=timeout_s, heartbeat_s=HEARTBEAT_S
+            self._config.drafter_address,
+            self._hello,
+            timeout_s=timeout_s,
+            tap=self._recording.tap() if self._recording else None,
+            heartbeat_s=HEARTBEAT_S,
         )
 
     def _new_generation(self, seat: Seat) -> None:
