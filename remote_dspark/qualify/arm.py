@@ -1,4 +1,4 @@
-"""Measure one arm on a running target server: ``python -m remote_dspark.qualify.arm --config arm.toml``.
+"""Measure one arm on a running target server: ``python -m remote_dspark.qualify.arm --url URL ...``.
 
 In order: identity of the running process, warm-up, greedy check, immutable baseline of the counters, headline run,
 profiled run, final snapshot, identity again. Everything is recorded raw; whether the arm counts is decided elsewhere,
@@ -14,12 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from remote_dspark.contract import ComputeKind, DraftMode, Metric, ObservationKind, ServerState
 from remote_dspark.observe import ObserveError, Recorder, output_folder
-from remote_dspark.qualify.arm_config import ArmConfig, load_arm_config
+from remote_dspark.qualify.arm_config import ArmConfig, add_options, read_options
 from remote_dspark.qualify.hold import prove_hold
 from remote_dspark.qualify.load import Client, LoadError, LoadRun, Sampling, run_closed_loop
 from remote_dspark.qualify.manifest import Manifest, load_manifest
@@ -50,9 +49,9 @@ _IDENTITY_LABELS: Final = (
 )
 _SETTINGS: Final = (
     "concurrency",
-    "warmup_requests",
+    "warm_up_requests",
     "greedy_requests",
-    "headline_requests",
+    "requests",
     "profiled_requests",
     "max_tokens",
 )
@@ -66,7 +65,7 @@ class Arm:
         self._config = config
         self._manifest = manifest
         self._recorder = recorder
-        self._client = Client(config.host, config.port, config.request_timeout_s)
+        self._client = Client(*config.host_port, config.request_timeout_s)
         self._sampling = Sampling(config.max_tokens, config.temperature)
         self._runs: dict[str, LoadRun] = {}
         self._counters: dict[str, dict[str, int]] = {}
@@ -82,12 +81,12 @@ class Arm:
         before = self._identity()
         self._record_identity(before)
         first = WARMUP_OFFSET * len(self._manifest.entries)
-        self._phase("warmup", range(first, first + config.warmup_requests), self._sampling, config.concurrency)
+        self._phase("warmup", range(first, first + config.warm_up_requests), self._sampling, config.concurrency)
         self._greedy_check()
         self._snapshot("baseline")
-        self._phase("headline", range(config.headline_requests), self._sampling, config.concurrency)
+        self._phase("headline", range(config.requests), self._sampling, config.concurrency)
         self._snapshot("headline")
-        start = config.headline_requests
+        start = config.requests
         self._phase("profiled", range(start, start + config.profiled_requests), self._sampling, config.concurrency)
         self._snapshot("profiled")
         self._snapshot("final")
@@ -189,13 +188,13 @@ class Arm:
 def main(argv: list[str]) -> int:
     """Parse, prove the hold, run, write the observation."""
     parser = argparse.ArgumentParser(prog=PROGRAM)
-    parser.add_argument("--config", type=Path, required=True, help="TOML file of the arm")
+    add_options(parser)
     parser.add_argument("--output", help="folder of the observation; DSPARK_OUTPUT_DIR inside a hold")
     parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
     args = parser.parse_args(argv)
     try:
-        config = load_arm_config(args.config)
-        manifest = load_manifest(config.manifest)
+        config = read_options(args)
+        manifest = load_manifest(config.manifest).with_seeds(config.seeds)
         folder = output_folder(args.output, os.environ)
         hold = prove_hold(os.environ, required=args.require_hold)
         recorder = Recorder(ObservationKind.ARM, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold)
@@ -207,7 +206,7 @@ def main(argv: list[str]) -> int:
 
 def _observe(arm: Arm, config: ArmConfig, manifest: Manifest, recorder: Recorder) -> int:
     recorder.label("manifest_sha256", manifest.sha256)
-    recorder.label("arm_config_sha256", config.sha256)
+    recorder.label("settings_sha256", config.settings_sha256(manifest.sha256))
     recorder.label("settings.temperature", config.temperature)
     for name in _SETTINGS:
         recorder.value(f"settings.{name}", getattr(config, name))

@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,17 +36,24 @@ class Manifest:
         entries: In order.
         sha256: Digest of the file's bytes.
         source: Where the text comes from, and its licence.
+        seeds: Seeds to use in turn instead of the entries' own; usually empty.
     """
 
     entries: tuple[LoadEntry, ...]
     sha256: str
     source: str
+    seeds: tuple[int, ...] = ()
+
+    def with_seeds(self, seeds: tuple[int, ...]) -> Manifest:
+        """The same prompts under other seeds; none keeps the manifest's."""
+        return replace(self, seeds=seeds)
 
     def entry(self, index: int) -> LoadEntry:
         """Request ``index`` of an endless load: entries in turn, with another seed in every turn."""
         turn, place = divmod(index, len(self.entries))
         entry = self.entries[place]
-        return LoadEntry(entry.prompt, (entry.seed + turn) & SEED_MASK)
+        seed = self.seeds[index % len(self.seeds)] if self.seeds else entry.seed
+        return LoadEntry(entry.prompt, (seed + turn) & SEED_MASK)
 
 
 def load_manifest(path: Path) -> Manifest:

@@ -34,13 +34,13 @@ SNAPSHOTS = ("baseline", "headline", "profiled", "final")
 
 def write_arm(folder: Path, pair: ServerPair, **changes: object) -> Path:
     fields: dict[str, object] = {
-        "port": pair.port,
+        "url": f"http://127.0.0.1:{pair.port}",
         "mode": "sampled-top32-v2",
         "manifest": str(ROOT / "examples" / "load" / "manifest.json"),
         "concurrency": 2,
-        "warmup_requests": 1,
+        "warm_up_requests": 1,
         "greedy_requests": 1,
-        "headline_requests": 4,
+        "requests": 4,
         "profiled_requests": 1,
         "max_tokens": 12,
         "ready_timeout_s": 2,
@@ -99,7 +99,7 @@ def test_an_arm_records_every_phase(on_pair: ServerPair, tmp_path: Path) -> None
 
 @pytest.mark.models
 def test_an_arm_of_the_other_switch_position_and_foreign_requests_are_seen(on_pair: ServerPair, tmp_path: Path) -> None:
-    config = write_arm(tmp_path, on_pair, mode="greedy-v1", headline_requests=12)
+    config = write_arm(tmp_path, on_pair, mode="greedy-v1", requests=12)
     start_count = on_pair.metrics()[Metric.REQUESTS]
     process = start("arm", config, tmp_path / "out")
     # Warm-up and greedy check are two requests: from the fourth on, the baseline has been taken.
@@ -122,7 +122,7 @@ def test_a_server_that_dies_leaves_an_observation_of_what_was(tmp_path: Path) ->
     pair = ServerPair(DraftMode.ON.value, tmp_path)
     try:
         pair.start()
-        process = start("arm", write_arm(tmp_path, pair, headline_requests=200), tmp_path / "out")
+        process = start("arm", write_arm(tmp_path, pair, requests=200), tmp_path / "out")
         before = pair.metrics()[Metric.REQUESTS]
         killer = threading.Thread(target=lambda: kill_after(pair, before + 6))
         killer.start()

@@ -6,15 +6,18 @@ file appears, or a manifest with another text keeps its digest.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from remote_dspark.contract import ComputeKind, ObservationKind
 from remote_dspark.observe import HoldProof, ObserveError, Recorder, output_folder, source_digest, write_atomically
-from remote_dspark.qualify.arm_config import load_arm_config
+from remote_dspark.qualify.arm_config import ArmConfig, add_options, read_options
 from remote_dspark.qualify.load import RequestRecord
 from remote_dspark.qualify.manifest import load_manifest, make_manifest
 from remote_dspark.qualify.worker_config import load_probe_config
@@ -114,6 +117,8 @@ def test_the_shipped_manifest_is_what_its_maker_makes() -> None:
     again = manifest.entry(len(manifest.entries))
     assert again.prompt == manifest.entries[0].prompt
     assert again.seed != manifest.entries[0].seed
+    assert [manifest.with_seeds((8, 9)).entry(index).seed for index in range(3)] == [8, 9, 8]
+    assert manifest.with_seeds(()) == manifest
 
 
 @pytest.mark.parametrize(
@@ -133,28 +138,54 @@ def test_gaps_of_a_chunk_sum_to_its_gap_exactly() -> None:
     assert gaps == [4, 4, 3, 0, 50, 50]
 
 
+def parse_arm(*arguments: str) -> ArmConfig:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return read_options(parser.parse_args(arguments))
+
+
 @pytest.mark.parametrize(
     ("line", "field"),
     [
-        ("port = 0", "port"),
+        ('url = "http://a"', "url"),
+        ('url = "https://a:1"', "url"),
+        ('url = "http://a:b"', "url"),
         ('mode = "on"', "mode"),
         ("concurrency = 0", "concurrency"),
         ("temperature = 1.0", "temperature"),
         ('temperature = "hot"', "temperature"),
         ("speed = 1", "speed"),
         ("manifest = 3", "manifest"),
+        ("seeds = [-1]", "seeds"),
     ],
 )
 def test_a_wrong_field_of_an_arm_is_named(tmp_path: Path, line: str, field: str) -> None:
-    lines = {"port": "port = 80", "mode": 'mode = "greedy-v1"', "manifest": 'manifest = "m.json"'}
-    lines[field] = line
+    lines = {"url": 'url = "http://a:80"', "mode": 'mode = "greedy-v1"', "manifest": 'manifest = "m.json"'}
     path = tmp_path / "arm.toml"
     path.write_text("\n".join(lines.values()))
+    assert parse_arm("--config", str(path)).manifest == tmp_path / "m.json"
+    lines[field] = line
+    path.write_text("\n".join(lines.values()))
     with pytest.raises(ObserveError, match=f"field {field}"):
-        load_arm_config(path)
-    path.write_text("\n".join(value for key, value in lines.items() if key != "port" or field == "port"))
-    with pytest.raises(ObserveError, match="field"):
-        load_arm_config(path)
+        parse_arm("--config", str(path))
+
+
+def test_options_override_the_file_and_the_digest_is_of_the_work(tmp_path: Path) -> None:
+    path = tmp_path / "arm.toml"
+    path.write_text('url = "http://a:80"\nmode = "greedy-v1"\nmanifest = "m.json"\nrequests = 3\n')
+    first = parse_arm("--config", str(path))
+    second = parse_arm("--config", str(path), "--mode", "sampled-top32-v2", "--url", "http://b:81")
+    third = parse_arm("--config", str(path), "--requests", "4", "--seeds", "5,6")
+    assert (second.host_port, third.requests, third.seeds) == (("b", 81), 4, (5, 6))
+    assert first.settings_sha256("m") == second.settings_sha256("m") != third.settings_sha256("m")
+    assert first.settings_sha256("m") != first.settings_sha256("n")
+    for missing in ("url", "mode", "manifest"):
+        options = {"url": "http://a:1", "mode": "greedy-v1", "manifest": "m"}
+        del options[missing]
+        with pytest.raises(ObserveError, match=f"field {missing}"):
+            parse_arm(*(word for name, value in options.items() for word in (f"--{name}", value)))
+    with pytest.raises(ObserveError, match="field seeds"):
+        parse_arm("--url", "http://a:1", "--mode", "greedy-v1", "--manifest", "m", "--seeds", "1,x")
 
 
 @pytest.mark.parametrize(
@@ -169,3 +200,10 @@ def test_a_wrong_field_of_a_worker_probe_is_named(tmp_path: Path, line: str, fie
     path.write_text(good + line)
     with pytest.raises(ObserveError, match=f"field {field}"):
         load_probe_config(path)
+
+
+def test_programs_and_server_start_without_torch() -> None:
+    names = ["arm", "pair", "whole_worker", "frozen_replay", "manifest", "hold"]
+    modules = [f"remote_dspark.qualify.{name}" for name in names] + ["remote_dspark.target.server"]
+    code = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
