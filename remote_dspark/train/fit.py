@@ -164,29 +164,52 @@ def run_stage(
     bound_s: float,
     recipe: Recipe,
 ) -> Stage:
-    """AdamW with warm-up and a cosine to a twentieth; ends after ``steps`` or ``bound_s`` seconds."""
+    """Warm-up and a cosine to a twentieth; ends after ``steps`` or ``bound_s`` seconds."""
     named = list(parameters)
-    groups = [
-        {"params": [p for _, p in named if p.ndim > 1], "weight_decay": recipe.weight_decay},
-        {"params": [p for _, p in named if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    optimiser = torch.optim.AdamW(groups, lr=peak_lr, betas=(0.9, 0.95), fused=True)
+    optimisers = make_optimisers(named, recipe)
     started, step, value = time.monotonic(), 0, torch.zeros(())
     while step < steps and (elapsed := time.monotonic() - started) < bound_s:
         progress = max(step / steps, elapsed / bound_s)
-        for group in optimiser.param_groups:
-            group["lr"] = peak_lr * learning_rate_share(step, progress, recipe.warmup_steps)
+        rate = peak_lr * learning_rate_share(step, progress, recipe.warmup_steps)
         value = loss(step)
-        optimiser.zero_grad(set_to_none=True)
+        for _, parameter in named:
+            parameter.grad = None
         torch.autograd.backward(value)
         torch.nn.utils.clip_grad_norm_([p for _, p in named], 1.0)
-        optimiser.step()
+        for optimiser in optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
         if step % 100 == 0:
             log.info("%s step %d loss %.4f at %.1f s", name, step, value.item(), time.monotonic() - started)
         step += 1
     stage = Stage(name, step, steps, round(time.monotonic() - started, 1), round(value.item(), 4))
     log.info("%s", stage)
     return stage
+
+
+def make_optimisers(named: list[tuple[str, nn.Parameter]], recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """One optimiser, or two: Muon takes the projections, AdamW the tables, norms and biases.
+
+    Raises:
+        ValueError: An unknown ``matrix_optimiser``.
+    """
+    if recipe.matrix_optimiser not in ("adamw", "muon"):
+        raise ValueError(f"matrix_optimiser: expected adamw or muon, found {recipe.matrix_optimiser!r}")
+    is_muon = recipe.matrix_optimiser == "muon"
+    projections = [p for name, p in named if is_muon and p.ndim == 2 and ("_proj." in name or name == "fc.weight")]
+    taken = {id(p) for p in projections}
+    rest = [p for _, p in named if id(p) not in taken]
+    groups = [
+        {"params": [p for p in rest if p.ndim > 1], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in rest if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimisers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)]
+    if projections:
+        decay = recipe.weight_decay
+        # this scaling lets both optimisers share one learning rate
+        optimisers.append(torch.optim.Muon(projections, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+    return optimisers
 
 
 def learning_rate_share(step: int, progress: float, warmup_steps: int) -> float:

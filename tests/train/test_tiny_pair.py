@@ -13,6 +13,7 @@ from remote_dspark.contract import DRAFT_TEMPERATURE
 from remote_dspark.drafter.checkpoint import load_drafter
 from remote_dspark.train import evaluate
 from remote_dspark.train.export import describe_files
+from remote_dspark.train.recipe import Recipe
 
 pytestmark = pytest.mark.models
 
@@ -40,6 +41,16 @@ def test_manifest_binds_every_file_and_the_size_limit_holds():
     for name in ("tokenizer.json", "target/tokenizer.json"):
         digest = hashlib.sha256((PAIR / name).read_bytes()).hexdigest()
         assert digest == manifest["corpus"]["artefacts"]["tokenizer.json"]
+
+
+def test_the_recipe_in_the_code_is_the_one_that_made_the_pair():
+    # red when a default changes without a new pair
+    manifest = json.loads((PAIR / "recipe.json").read_text())
+    assert json.loads(json.dumps(Recipe().to_document())) == manifest["recipe"]
+    for part, config in (("drafter", Recipe().drafter_config()), ("target", Recipe().target_config())):
+        shipped = json.loads((PAIR / part / "config.json").read_text())
+        shipped |= shipped.get("rope_parameters", {})
+        assert {name: shipped[name] for name in config} == config
 
 
 def test_no_pickle_is_shipped():

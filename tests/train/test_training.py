@@ -12,7 +12,7 @@ from remote_dspark.drafter.checkpoint import load_drafter
 from remote_dspark.train.corpus import build_corpus, encode_documents, is_held_out, library_documents, train_tokenizer
 from remote_dspark.train.draft import block_layout, draft_loss, new_drafter, target_states
 from remote_dspark.train.evaluate import held_out_prompts
-from remote_dspark.train.fit import fit_pair, learning_rate_share
+from remote_dspark.train.fit import fit_pair, learning_rate_share, make_optimisers
 from remote_dspark.train.recipe import Recipe
 
 pytestmark = pytest.mark.models
@@ -135,7 +135,8 @@ def test_corpus_repeats_and_splits_by_name(tmp_path):
     assert first.decode([int(i) for i in ids if i]) == texts[0] + texts[1]
 
 
-def test_a_pair_is_trained_written_and_loadable(tmp_path, monkeypatch):
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_a_pair_is_trained_written_and_loadable(tmp_path, monkeypatch, optimiser):
     # red when a stage, a file or a name is missing; too few steps to learn anything
     library = tmp_path / "library"
     library.mkdir()
@@ -146,12 +147,27 @@ def test_a_pair_is_trained_written_and_loadable(tmp_path, monkeypatch):
     manifest = build_corpus(tmp_path / "corpus", SMALL)
     assert manifest["num_files"] == 60
     out = tmp_path / "pair"
-    written = fit_pair(tmp_path / "corpus", out, SMALL, "cpu", target_seconds=60, draft_seconds=60)
+    recipe = replace(SMALL, matrix_optimiser=optimiser)
+    written = fit_pair(tmp_path / "corpus", out, recipe, "cpu", target_seconds=60, draft_seconds=60)
     assert [stage["steps"] for stage in written["stages"]] == [3, 3]
     drafter = load_drafter(out / "drafter", expected_vocab_size=300)
     assert drafter.config.target_layer_ids == (-1, 1)
     assert held_out_prompts(out, tmp_path / "corpus", 3, 8).shape == (3, 8)
     assert (out / "LICENSE-TEXT").read_text()
+
+
+def test_every_trained_parameter_has_exactly_one_optimiser(target):
+    # red when a parameter is left out, or Muon is given a table
+    named = [(n, p) for n, p in new_drafter(SMALL, target).named_parameters() if p.requires_grad]
+    for optimiser, count in (("adamw", 1), ("muon", 2)):
+        made = make_optimisers(named, replace(SMALL, matrix_optimiser=optimiser))
+        assert len(made) == count
+        held = [id(p) for each in made for group in each.param_groups for p in group["params"]]
+        assert sorted(held) == sorted(id(p) for _, p in named)
+    tables = {id(p) for n, p in named if "markov" in n}
+    assert not tables & {id(p) for group in made[1].param_groups for p in group["params"]}
+    with pytest.raises(ValueError, match="adamw or muon"):
+        make_optimisers(named, replace(SMALL, matrix_optimiser="sgd"))
 
 
 def test_learning_rate_warms_up_and_falls_to_a_twentieth():
