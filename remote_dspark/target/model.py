@@ -133,6 +133,10 @@ class TargetModel:
             return frozenset()
         return frozenset([found] if isinstance(found, int) else found)
 
+    def new_sequence(self) -> Sequence:
+        """An empty cache for one request."""
+        return Sequence(self)
+
     def require_tokens(self, token_ids: Ordered[int], cached: int) -> None:
         """Refuse ids the model does not have, and lengths beyond its context.
 

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from remote_dspark.oracle.philox import derive_key
 from remote_dspark.oracle.verify import DraftRow, RoundOutcome
-from remote_dspark.target.model import Rows, TargetModel
-from remote_dspark.target.model import Sequence as ModelSequence
 from remote_dspark.target.requests import CompletionRequest
 from remote_dspark.target.text import TextStream
 from remote_dspark.verifier.errors import ProposalError
@@ -27,6 +26,11 @@ from remote_dspark.verifier.naive import verify_proposal
 from remote_dspark.verifier.noise import RoundNoise
 from remote_dspark.verifier.processed import process, target_weights
 from remote_dspark.wire.prefix import EMPTY_PREFIX, extend_prefix
+
+if TYPE_CHECKING:
+    # torch stays out of the process until the engine's thread loads the model.
+    from remote_dspark.target.model import Rows, TargetModel
+    from remote_dspark.target.model import Sequence as ModelSequence
 
 
 class Finish(StrEnum):
@@ -138,7 +142,7 @@ class Seat:
 
     def prefill(self, model: TargetModel) -> Rows | None:
         """Cache everything before the anchor; None for a prompt of one token."""
-        self._cache = ModelSequence(model)
+        self._cache = model.new_sequence()
         return self._cache.extend(self.committed[:-1], with_logits=False) if len(self.committed) > 1 else None
 
     def play(self, proposal: Proposal | None) -> Played:
