@@ -28,7 +28,8 @@ port, mode = int(sys.argv[1]), sys.argv[2]
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
-        self.wfile.write(b"completion " + os.environ.get("KIND", "").encode() + b" " + (b"secret-ok" if os.environ.get("API_KEY") else b""))
+        secret = b"secret-ok" if os.environ.get("API_KEY") else b""
+        self.wfile.write(b"completion " + os.environ.get("KIND", "").encode() + b" " + secret)
     do_POST = do_GET
     def log_message(self, *a): pass
 class Server(http.server.ThreadingHTTPServer):
@@ -36,7 +37,7 @@ class Server(http.server.ThreadingHTTPServer):
 if mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode == "child":
-    subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)"])
+    subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)", sys.argv[0]])
 Server(("127.0.0.1", port), Handler).serve_forever()
 """
 

@@ -24,7 +24,8 @@ def answers(service: Json) -> bool:
 def start_all(host: Any, services: list[Json]) -> None:
     for service in services:
         result = host.ask("service-start", {"service": service})
-        assert result["state"] == "running" and all(p["ok"] for p in result["probes"])
+        assert result["state"] == "running"
+        assert all(answer["ok"] for answer in result["probes"])
 
 
 def program(code: str) -> Json:
@@ -53,11 +54,14 @@ def test_from_acquire_to_close(host_any: Any, make_service: Callable[..., Json])
     done = host.ask("wait", {"run": run, "wait_s": 20}, op=None)
     assert (done["state"], done["code"], done["stdout_tail"].strip()) == ("exited", 0, host.claim["hold_id"])
     restored = host.ask("restore")
-    assert restored["proven"] and all(row["ok"] for row in restored["rows"]) and len(restored["probes"]) == 2
+    assert restored["proven"]
+    assert all(row["ok"] for row in restored["rows"])
+    assert len(restored["probes"]) == 2
     assert all(answers(service) for service in services)
     assert host.ask("close")["outcome"] == "closed"
     status = host.ask("status", op=None)
-    assert status["state"] == "free" and status["debt"] is None and status["last_outcome"]["proven"]
+    assert (status["state"], status["debt"]) == ("free", None)
+    assert status["last_outcome"]["proven"]
 
 
 def test_dead_man_restores_when_everything_else_is_killed(host: Any, make_service: Callable[..., Json]) -> None:
@@ -92,6 +96,25 @@ def test_removed_state_folder_restores_at_once(host: Any, make_service: Callable
     shutil.rmtree(host.state)
     host.wait_for(lambda: answers(service), 15)
     host.wait_for(lambda: not Path(f"{host.state}.debt", "debt.json").exists(), 5)
+
+
+def test_restore_from_another_shell_changes_nothing(
+    host: Any, make_service: Callable[..., Json], monkeypatch: Any
+) -> None:
+    service = make_service()
+    start_all(host, [service])
+
+    def environment() -> dict[str, str]:
+        pid = host.ask("service-status", {"service": service}, op=None)["pid"]
+        pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")[:-1]
+        return {key: value for key, _, value in (pair.partition("=") for pair in pairs) if key != "DSPARK_OWNER"}
+
+    before = environment()
+    host.to("held", [service])
+    monkeypatch.setenv("PATH", os.environ["PATH"] + ":/another/shell")
+    monkeypatch.setenv("LANG", "tlh")
+    assert host.ask("restore")["proven"]
+    assert environment() == before
 
 
 def test_recover_without_the_claim(host: Any, make_service: Callable[..., Json]) -> None:

@@ -94,7 +94,8 @@ def _path_of(service: Json) -> str:
 def snapshot(state: State, service: Json) -> Json:
     """What restore puts back. Holds names of secrets, never values."""
     found = look(state, service)
-    resident = proc.resident_bytes(proc.tree_of(files.read_json(_record_path(state, service["name"]))))
+    record = files.read_json(_record_path(state, service["name"])) or {}
+    resident = proc.resident_bytes(proc.tree_of(record))
     return {
         "name": service["name"],
         "kind": "process",
@@ -104,13 +105,19 @@ def snapshot(state: State, service: Json) -> Json:
         "argv": found["argv"],
         "identity": found["identity"],
         "ports": service["ports"] if found["state"] == "running" else [],
+        "base_env": record.get("base_env"),
         "resident_bytes": resident,
         "taken_ticks": clock.boottime_ns() * os.sysconf("SC_CLK_TCK") // 1_000_000_000,
     }
 
 
-def start(state: State, service: Json) -> Json:
+def start(state: State, service: Json, base: dict[str, str] | None = None) -> Json:
     """Start the service unless it runs already; returns its ownership record.
+
+    Args:
+        state: The state folder.
+        service: What to start.
+        base: The allow-listed environment of its first start, so that a restore from another shell changes nothing.
 
     Raises:
         Refusal: ``START_FAILED``, or ``NOT_OURS`` when someone else has its port.
@@ -126,9 +133,10 @@ def start(state: State, service: Json) -> Json:
             str(found["taken_ports"]),
             "find it with ss -ltnp and end it yourself; the guard never ends what it did not start",
         )
+    base = spawn.base_environment() if base is None else base
     if launch.in_units():
-        return _start_in_unit(state, service)
-    environment, log, extra = _prepare(service)
+        return _start_in_unit(state, dict(service, base_env=base))
+    environment, log, extra = _prepare(service, base)
     try:
         path = _record_path(state, service["name"])
         cookie = os.urandom(16).hex()
@@ -137,13 +145,14 @@ def start(state: State, service: Json) -> Json:
         os.close(log)
 
 
-def _prepare(service: Json) -> tuple[dict[str, str], int, Json]:
+def _prepare(service: Json, base: dict[str, str]) -> tuple[dict[str, str], int, Json]:
     """Environment with secrets, descriptor of the log, further fields of the ownership record."""
-    environment = dict(spawn.base_environment(), **service["env"])
+    environment = dict(base, **service["env"])
     for variable, path in service["secret_env"].items():
         environment[variable] = _read_secret(service["name"], variable, path)
     log = os.open(service["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    return environment, log, {"argv": service["start"], "identity": identity_of(service), "name": service["name"]}
+    extra = {"argv": service["start"], "identity": identity_of(service), "name": service["name"], "base_env": base}
+    return environment, log, extra
 
 
 def _start_in_unit(state: State, service: Json) -> Json:
@@ -171,7 +180,7 @@ def _start_in_unit(state: State, service: Json) -> Json:
 def become(state: State, name: str) -> None:
     """The program of the service's own unit: turn into the service."""
     service = files.read_json(state.path("services", f"{name}.spec")) or {}
-    environment, log, extra = _prepare(service)
+    environment, log, extra = _prepare(service, service["base_env"])
     report = state.path("services", f"{name}.start")
     spawn.become(service["start"], environment, service["cwd"], _record_path(state, name), (log, log), extra, report)
 
@@ -265,7 +274,7 @@ def restore(state: State, service: Json, snap: Json) -> list[Json]:
             found = look(state, service)
         return [row(name, "state", "stopped", found["state"], found["state"] == "stopped")]
     try:
-        start(state, service)
+        start(state, service, snap.get("base_env"))
     except Refusal as refusal:
         return [row(name, "start", "started", f"{refusal.message}: {refusal.found}", False)]
     except OSError as error:

@@ -76,7 +76,7 @@ def start(state: State, record: Json, args: Json, op: str, adopt: bool) -> Json:
         state, "run", f"{record['hold_id']}/{ident}", os.path.join(folder, "supervisor.json"), args["memory_max_bytes"]
     )
     begun = clock.wait_until(
-        lambda: any(os.path.exists(os.path.join(folder, n)) for n in ("child.json", "result.json")), 10.0
+        lambda: any(os.path.exists(os.path.join(folder, n)) for n in ("started", "result.json")), 10.0
     )
     result = files.read_json(os.path.join(folder, "result.json"))
     if result and result["state"] == "not-started":

@@ -59,6 +59,9 @@ class Supervisor:
         except Refusal as refusal:
             self._write("not-started", None, None, f"{refusal.message}: {refusal.found}")
             return
+        with contextlib.suppress(OSError):
+            # the ownership record is older than exec; only this says that the program runs
+            files.write_bytes(os.path.join(self.folder, "started"), b"", sync=False)
         status = self._watch()
         proc.end_tree(self.child, signal.SIGKILL, 1.0, 5.0)
         self._drain()
