@@ -105,6 +105,9 @@ def test_history_of_a_seat_never_shows(model, state_rows):
     engine.append_states(seat, 6, 7, state_rows(2, 7, 2))
     used = engine.step([request(seat, 0, 9, generation=6)], DEPTH)
 
+    # the key of the new generation, by the specification
+    require_oracle(engine, used, 0, request(seat, 0, 9, generation=6), 77)
+
     fresh = DraftEngine(model, 2)
     fresh.open(5, 1)
     other = fresh.open(77, 6)
@@ -207,11 +210,12 @@ def test_markov_cache_changes_nothing_but_the_hit_rate(model):
     assert cached.hits + cached.misses == len(tokens)
     assert cached.hits > 10
     assert (plain.hits, plain.size_bytes) == (0, 0)
-    before = cached.misses
-    for token in (0, 1, 2, 0, 3, 0):
-        cached.rows([token])
-    cached.rows([0, 3, 2])
-    # 1 was the longest unused when 3 came, so these three are still there
-    assert cached.misses <= before + 4
+    used = MarkovRows(model, 3 * row_bytes)
+    for token in (0, 1, 2, 0, 3):
+        used.rows([token])
+    # 1 was the longest unused when 3 came; 0 was older but used since
+    assert (used.hits, used.misses) == (1, 4)
+    used.rows([0, 2, 3])
+    assert (used.hits, used.misses) == (4, 4)
     with pytest.raises(RowError, match="previous token"):
         cached.rows([101])
