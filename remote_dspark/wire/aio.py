@@ -43,6 +43,7 @@ class AsyncDrafterClient(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._changed = asyncio.Event()
+        self._lost = asyncio.Event()
 
     @classmethod
     async def connect(
@@ -60,7 +61,12 @@ class AsyncDrafterClient(asyncio.Protocol):
         client = cls(Mailbox(hello, tap), tls, timeout_s)
         options: dict[str, Any] = {}
         if tls is not None:
-            options = {"ssl": make_context(tls, Role.CLIENT), "server_hostname": ""}
+            options = {
+                "ssl": make_context(tls, Role.CLIENT),
+                "server_hostname": "",
+                "ssl_handshake_timeout": timeout_s,
+                "ssl_shutdown_timeout": 1.0,
+            }
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_s):
@@ -71,7 +77,7 @@ class AsyncDrafterClient(asyncio.Protocol):
                 await client._send(hello)
                 await client._wait(lambda: client._mailbox.session.state is ConnectionState.READY)
         except BaseException:
-            client.close()
+            await client.aclose()
             raise
         return client
 
@@ -102,6 +108,7 @@ class AsyncDrafterClient(asyncio.Protocol):
             self._fail(exc)
         self._mailbox.feed(b"")
         self._can_write.set()
+        self._lost.set()
         self._wake()
 
     def pause_writing(self) -> None:
@@ -188,7 +195,7 @@ class AsyncDrafterClient(asyncio.Protocol):
         await self._send(Drain(self.session, reason))
 
     def next_batch(self) -> int:
-        """A fresh batch number for a STEP. STEPs must be sent in the order of their numbers."""
+        """A fresh batch number for a STEP. Those of one batch slot must be sent in the order of their numbers."""
         self._batch += 1
         return self._batch
 
@@ -198,6 +205,17 @@ class AsyncDrafterClient(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
         self._wake()
+
+    async def aclose(self) -> None:
+        """Closes, and waits until the socket is gone; what is unsent after the deadline is dropped."""
+        self.close()
+        if self._transport is None:
+            return
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._lost.wait()
+        except TimeoutError:
+            self._transport.abort()
 
     # -- waiting --------------------------------------------------------------------------------------------------
 

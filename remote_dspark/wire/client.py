@@ -171,7 +171,7 @@ class DrafterClient:
         self._write(Drain(self.session, reason))
 
     def next_batch(self) -> int:
-        """A fresh batch number for a STEP. STEPs must be sent in the order of their numbers."""
+        """A fresh batch number for a STEP. Those of one batch slot must be sent in the order of their numbers."""
         with self._changed:
             self._batch += 1
             return self._batch

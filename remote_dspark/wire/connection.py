@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from remote_dspark.wire import errors, validate
 from remote_dspark.wire.codec import FrameReader
-from remote_dspark.wire.counters import count
+from remote_dspark.wire.counters import DEADLINE, count
 from remote_dspark.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError, Scope
 from remote_dspark.wire.handler import DrafterHandler, DrafterRefusal
 from remote_dspark.wire.kinds import FrameType, Role, Status
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         """The client does not take our bytes: stop producing."""
         self._can_write.clear()
         loop = asyncio.get_running_loop()
-        self._write_timer = loop.call_later(self._deadlines.write_s, self._abort, "the client does not read")
+        self._write_timer = loop.call_later(self._deadlines.write_s, self._let_go, "the client does not read")
 
     def resume_writing(self) -> None:
         """It does again."""
@@ -373,8 +373,11 @@ class Connection(asyncio.Protocol):
             # The silence is ours, not the client's.
             self._arm(self._deadlines.idle_s, why)
             return
+        self._let_go(why)
+
+    def _let_go(self, why: str) -> None:
         log.warning("connection of session %#x ended: %s", self.session.session, why)
-        count(self.session.counters, "deadline")
+        count(self.session.counters, DEADLINE)
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()

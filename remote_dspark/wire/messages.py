@@ -178,7 +178,7 @@ class Step:
     Attributes:
         session: Session id.
         batch_slot: 0 or 1: which of the two in-flight batch buffers the reply will use.
-        batch: u64 that grows by at least one with each STEP of the session.
+        batch: u64 that grows with each STEP of its batch slot.
         depth: Draft tokens per request.
         requests: 1..max_requests, slots all different.
     """

@@ -62,7 +62,6 @@ class Session:
         self.credits = 0
         self.slots: list[Slot] = []
         self.batches = [Batch(index) for index in range(NUM_BATCH_SLOTS)]
-        self.last_batch = -1
         self._limits: Limits | None = None
         self._agreed: Hello | None = None
         self._awaited: Counter[tuple[int, int, int]] = Counter()
@@ -259,8 +258,7 @@ class Session:
             raise refusals.WrongPolicyError(
                 f"STEP: at most {limits.max_requests} requests of depth {limits.max_depth} were negotiated"
             )
-        if message.batch <= self.last_batch or message.batch == slots.LAST_U64:
-            raise refusals.StaleBatchError(f"expected a batch above {self.last_batch}, found {message.batch}")
+        slots.require_batch(batch, message)
         chosen = [self._slot(request.slot) for request in message.requests]
         if len({slot.index for slot in chosen}) != len(chosen):
             raise refusals.DuplicateSlotError("STEP names one slot twice")
@@ -268,7 +266,7 @@ class Session:
             slots.require_step_request(slot, request, message.depth, limits)
         batch.move(BatchEvent.STEP)
         batch.step, batch.members = message, {(slot.index, slot.generation) for slot in chosen}
-        self.last_batch = message.batch
+        batch.last = message.batch
         for slot, request in zip(chosen, message.requests, strict=True):
             slot.move(SlotEvent.STEP)
             slot.batch_slot, slot.depth = batch.index, message.depth

@@ -104,6 +104,7 @@ class Batch:
         state: Where it stands.
         step: The STEP it serves.
         members: (slot, generation) that have not left.
+        last: Number of its last STEP; -1 before the first.
         reply_size_bytes: Of the reply frame received or sent.
         reply_digest: xxh3-128 of that frame.
     """
@@ -112,6 +113,7 @@ class Batch:
     state: BatchState = BatchState.FREE
     step: Step | None = None
     members: set[tuple[int, int]] = field(default_factory=set)
+    last: int = -1
     reply_size_bytes: int = 0
     reply_digest: bytes = b""
 
@@ -139,6 +141,17 @@ class Batch:
         self.members.discard((slot, generation))
         if not self.members:
             self.move(BatchEvent.LEFT)
+
+
+def require_batch(batch: Batch, message: Step) -> None:
+    """STEP may use this buffer, under a number greater than all before it."""
+    if message.batch == LAST_U64:
+        raise refusals.ExhaustedCounterError(f"batch {message.batch} would be the last; reconnect")
+    if message.batch <= batch.last:
+        raise refusals.StaleBatchError(
+            f"batch slot {batch.index}: expected a batch above {batch.last}, found {message.batch}"
+        )
+    batch.next_state(BatchEvent.STEP)
 
 
 def require_open(slot: Slot, message: Open, limits: Limits) -> None:

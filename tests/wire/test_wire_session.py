@@ -120,7 +120,6 @@ class Pair:
                 [(s.state, s.generation, s.next_round, s.position, s.prefix) for s in end.slots],
                 [b.state for b in end.batches],
                 end.credits,
-                end.last_batch,
             )
             for end in (self.client, self.server)
         ]
@@ -290,7 +289,7 @@ CASES = [
     ("wrong_prefix", lambda p: p.step(anchor_token=2)),
     ("wrong_prefix", lambda p: p.step(prefix_digest=bytes(32))),
     ("duplicate_slot", lambda p: p.step(slots=(0, 0))),
-    ("stale_batch", lambda p: replace(p.step(), batch=2**64 - 1)),
+    ("exhausted_counter", lambda p: replace(p.step(), batch=2**64 - 1)),
     ("commit_without_proposal", lambda p: Commit(SESSION, 0, 1, 0, 0, 1, False, 4)),
     ("reset_position", lambda p: Reset(SESSION, 0, 1, 2, 1)),
     ("stale_generation", lambda p: Reset(SESSION, 0, 1, 1, 0)),
@@ -319,8 +318,12 @@ def test_rounds_positions_and_batches_never_wrap():
 
 def test_stale_batches():
     pair = Pair().opened().opened(1)
-    pair.proposed(slots=(0,), batch_slot=0)
-    refused(pair, replace(pair.step(slots=(1,), batch_slot=1), batch=1), "stale_batch")
+    pair.proposed()
+    pair.up(Commit(SESSION, 0, 1, 0, 0, 9, False, 4))
+    refused(pair, replace(pair.step(slots=(1,)), batch=1), "stale_batch")
+    pair = Pair().opened().opened(1)
+    pair.proposed()
+    pair.up(replace(pair.step(slots=(1,), batch_slot=1), batch=1))
 
 
 def test_context_versions_do_not_go_back():
