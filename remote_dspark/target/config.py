@@ -51,7 +51,7 @@ class TargetConfig:
         q_semantics: Ticket allocation that HELLO asks for.
         support: Entries of a sampled row.
         connect_timeout_s: Bound of the first connection; without a drafter the server does not become READY.
-        step_timeout_s: Bound of one STEP; a late reply is a failed proposal.
+        step_timeout_s: Bound of one STEP, whose late reply is a failed proposal, and of every other call of a session.
         capture: File that the first session's frames are recorded to, for a frozen replay, or None. It is written when
             the session ends, and holds the prompts' hidden states: treat it like the prompts.
         max_requests: Requests served at once.

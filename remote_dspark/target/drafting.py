@@ -30,7 +30,6 @@ from remote_dspark.wire.messages import Cancel, Commit, Hello, Open, Reply, Rese
 from remote_dspark.wire.reply import reply_row
 
 RECONNECT_EVERY_S: Final = 5.0
-RECONNECT_TIMEOUT_S: Final = 1.0
 HEARTBEAT_S: Final = 20.0
 """Well below the worker's idle deadline, which would end the session of a server without requests."""
 
@@ -67,9 +66,8 @@ class DraftLink:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            left = max(deadline - time.monotonic(), 0.1)
             try:
-                self._client = self._dial(left)
+                self._client = self._dial()
                 return
             except ProtocolError as cause:
                 raise DrafterError(f"drafter {self._config.drafter_address}: {cause}") from cause
@@ -207,15 +205,16 @@ class DraftLink:
             return
         self._next_attempt_s = time.monotonic() + RECONNECT_EVERY_S
         try:
-            self._client = self._dial(RECONNECT_TIMEOUT_S)
+            self._client = self._dial()
         except (ProtocolError, OSError) as cause:
             self._count(cause.code if isinstance(cause, ProtocolError) else "connection_lost")
 
-    def _dial(self, timeout_s: float) -> DrafterClient:
+    def _dial(self) -> DrafterClient:
+        # This bound stays the session's: a stalled worker must not hold up every request for longer than one STEP may.
         return DrafterClient.connect(
             self._config.drafter_address,
             self._hello,
-            timeout_s=timeout_s,
+            timeout_s=self._config.step_timeout_s,
             tap=self._recording.tap() if self._recording else None,
             heartbeat_s=HEARTBEAT_S,
         )

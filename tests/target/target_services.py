@@ -53,6 +53,7 @@ class ServerPair:
         self.worker: Service | None = None
         self.target: Service | None = None
         self.port = 0
+        self.target_model = TINY / "target"
 
     def start(self) -> ServerPair:
         self.start_worker()
@@ -63,7 +64,7 @@ class ServerPair:
     def start_worker(self) -> None:
         config = self.folder / "worker.toml"
         config.write_text(
-            f'modes = ["{self.mode}"]\n[model]\npath = "{TINY}/drafter"\ntarget = "{TINY}/target"\n'
+            f'modes = ["{self.mode}"]\n[model]\npath = "{TINY}/drafter"\ntarget = "{self.target_model}"\n'
             f'tokenizer = "{TINY}/target/tokenizer.json"\n[listen]\naddress = "{self.address}"\n'
             '[metrics]\naddress = "127.0.0.1:0"\n'
         )
@@ -74,7 +75,7 @@ class ServerPair:
     def start_target(self, extra: str = "", drafter: str = "") -> None:
         config = self.folder / "target.toml"
         config.write_text(
-            f'mode = "{self.mode}"\n[model]\npath = "{TINY}/target"\nname = "tiny"\n[listen]\nport = 0\n'
+            f'mode = "{self.mode}"\n[model]\npath = "{self.target_model}"\nname = "tiny"\n[listen]\nport = 0\n'
             f'[drafter]\naddress = "{self.address}"\ncheckpoint = "{TINY}/drafter"\n{drafter}\n{extra}\n'
         )
         if self.target is not None:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from target_services import ServerPair
+from target_services import TINY, ServerPair
 
 from remote_dspark.contract import DraftMode
 
@@ -25,7 +27,6 @@ pytestmark = [pytest.mark.models, pytest.mark.services]
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[ServerPair]:
     servers = ServerPair(DraftMode.ON.value, tmp_path)
-    servers.start_worker()
     try:
         yield servers
     finally:
@@ -33,8 +34,7 @@ def fresh(tmp_path: Path) -> Iterator[ServerPair]:
 
 
 def test_a_lost_worker_costs_speed_and_is_counted_and_a_drain_finishes_requests(fresh: ServerPair) -> None:
-    fresh.start_target()
-    fresh.await_state("ready")
+    fresh.start()
     before = fresh.metrics()
     assert before["dspark_failed_rounds_total"] == 0
     results: list[dict[str, object]] = []
@@ -69,7 +69,62 @@ def test_a_lost_worker_costs_speed_and_is_counted_and_a_drain_finishes_requests(
     assert fresh.target.stop() == 0
 
 
+def test_a_stalled_worker_costs_failed_rounds_and_then_drafts_again(fresh: ServerPair) -> None:
+    fresh.start_worker()
+    fresh.start_target(drafter="step_timeout_s = 1.0")
+    fresh.await_state("ready")
+    assert fresh.worker is not None
+    results: list[dict[str, Any]] = []
+    thread = threading.Thread(
+        target=lambda: results.append(
+            fresh.complete(prompt="import os\n", max_tokens=240, temperature=0, ignore_eos=True)
+        )
+    )
+    start = fresh.metrics()["dspark_emitted_tokens_total"]
+    thread.start()
+    await_growth(fresh, "dspark_emitted_tokens_total", start + 20)
+    fresh.worker.process.send_signal(signal.SIGSTOP)
+    await_growth(fresh, "dspark_replies_rejected_total.step_timeout", 1)
+    # RESET is waiting for its answer now, within the same bound.
+    fresh.worker.process.send_signal(signal.SIGCONT)
+    await_growth(fresh, "dspark_failed_rounds_total", 1)
+    greedy = fresh.metrics()["dspark_greedy_rounds_total"]
+    await_growth(fresh, "dspark_greedy_rounds_total", greedy + 20)
+    thread.join(60)
+    after = fresh.metrics()
+    # One proposal was lost, not the session: the text went on, and so did drafting under a new generation.
+    assert after["dspark_failed_rounds_total"] == 1
+    assert results[0]["usage"]["completion_tokens"] == 240
+    again = fresh.complete(prompt="import os\n", max_tokens=240, temperature=0, ignore_eos=True)
+    assert again["choices"] == results[0]["choices"]
+    assert again["dspark"]["target_only_rounds"] == 0
+
+
+def await_growth(pair: ServerPair, name: str, least: int) -> None:
+    deadline = time.monotonic() + 20
+    while pair.metrics().get(name, 0) < least:
+        assert time.monotonic() < deadline, f"{name} stayed below {least}"
+        time.sleep(0.005)
+
+
+def test_a_target_of_nan_weights_is_never_ready(fresh: ServerPair, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    poisoned = tmp_path / "target"
+    shutil.copytree(TINY / "target", poisoned)
+    weights = load_file(poisoned / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
+    fresh.target_model = poisoned
+    fresh.start_worker()
+    fresh.start_target()
+    assert fresh.target is not None
+    assert fresh.target.process.wait(60) == 3
+    assert "target row 0" in fresh.target.log.read_text()
+
+
 def test_a_worker_of_another_mode_or_none_at_all_is_never_ready(fresh: ServerPair, tmp_path: Path) -> None:
+    fresh.start_worker()
     fresh.mode = DraftMode.OFF.value
     fresh.start_target()
     assert fresh.target.process.wait(60) == 3
