@@ -37,7 +37,8 @@ class Server(http.server.ThreadingHTTPServer):
 if mode == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if mode == "child":
-    subprocess.Popen([sys.executable, "-c", "import os, time; os.setsid(); time.sleep(600)", sys.argv[0]])
+    escape = "import os, time; os.fork() and os._exit(0); os.setsid(); time.sleep(600)"
+    subprocess.Popen([sys.executable, "-c", escape, sys.argv[0]])
 Server(("127.0.0.1", port), Handler).serve_forever()
 """
 

@@ -125,7 +125,7 @@ def test_a_foreign_process_on_the_port_is_never_touched(host: Any, make_service:
 
 
 def test_a_reused_pid_is_not_ours() -> None:
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
         me = proc.read_process(other.pid)
         assert me is not None

@@ -88,6 +88,19 @@ def test_dead_man_and_close_at_the_same_moment(host: Any, make_service: Callable
     assert len(host.pids_with(" ".join(service["start"][2:]))) == 1
 
 
+def test_two_restores_at_once_are_one(host: Any, make_service: Callable[..., Json]) -> None:
+    service = make_service()
+    start(host, service)
+    host.to("held", [service])
+    with ThreadPoolExecutor(3) as pool:
+        replies = list(pool.map(lambda _: host.reply("restore", {}, host.claim), range(3)))
+    assert len(events(host, "restore-begins")) == 1
+    assert all(reply["result"]["proven"] for reply in replies)
+    assert host.ask("restore")["proven"]
+    assert len(events(host, "restore-begins")) == 1
+    host.ask("close")
+
+
 def test_a_frozen_stop_does_not_keep_the_dead_man_out(host: Any, make_service: Callable[..., Json]) -> None:
     deaf, other = make_service("target", mode="deaf", drain_s=30, stop_s=40), make_service("drafter", stop_order=-1)
     start(host, deaf, other)

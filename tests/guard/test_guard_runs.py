@@ -99,7 +99,8 @@ def test_a_tree_that_resists_ends_with_its_run(held: Any) -> None:
     code = (
         "import os, signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"child = 'import os, time; os.setsid(); print(\"{held.folder}\"); time.sleep(600)'\n"
+        "child = 'import os, time; os.fork() and os._exit(0); os.setsid(); '\n"
+        f"child += 'print(\"{held.folder}\"); time.sleep(600)'\n"
         "subprocess.Popen([sys.executable, '-c', child])\n"
         "print('ready', flush=True)\n"
         "time.sleep(600)\n"
