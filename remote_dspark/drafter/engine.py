@@ -228,7 +228,6 @@ class DraftEngine:
         """
         occupant = self._occupant(seat, generation)
         occupant.generation = None
-        occupant.context.crop(0)
         self.counters.closed += 1
 
     def context_length(self, seat: int) -> int:
