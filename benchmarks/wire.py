@@ -11,8 +11,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -192,24 +194,33 @@ async def _serve() -> None:
     await server.close()
 
 
-def loopback_us(rounds: int) -> list[float]:
-    """STEP to validated and complete REPLY, then COMMIT and the next position's STATE, for 4 requests."""
+@contextmanager
+def memory_drafter() -> Iterator[tuple[DrafterClient, int]]:
+    """A client of a drafter in its own process, and that process's id."""
     argv = [sys.executable, "-m", "benchmarks.wire", "--serve"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    root = Path(__file__).resolve().parents[1]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
             with DrafterClient.connect(process.stdout.readline().strip(), HELLO) as client:
-                return _rounds(client, rounds)
+                yield client, process.pid
         finally:
             process.stdin.close()
 
 
-def _rounds(client: DrafterClient, rounds: int) -> list[float]:
+def loopback_us(rounds: int) -> list[float]:
+    """STEP to validated and complete REPLY of each round, for 4 requests of depth 5 and support 32."""
+    with memory_drafter() as (client, _):
+        return list(round_times_us(client, rounds))
+
+
+def round_times_us(client: DrafterClient, rounds: int) -> Iterator[float]:
+    """Plays whole rounds: STEP (timed), COMMIT, and the STATE of the next position, for every request."""
     session = client.session
     for slot in range(REQUESTS):
         client.open(Open(session, slot, 1, 3, 700_000, SUPPORT, DEPTH))
-    template, times = _step(session), []
+    template = _step(session)
     prefix = prefix_digest([7])
     row = np.zeros((1, HELLO.state_row_bytes), np.uint8)
     anchor = np.array([7], np.int32)
@@ -220,14 +231,13 @@ def _rounds(client: DrafterClient, rounds: int) -> list[float]:
         step = Step(session, number % 2, client.next_batch(), DEPTH, requests)
         start = time.perf_counter_ns()
         client.step(step)
-        times.append((time.perf_counter_ns() - start) / 1000)
+        yield (time.perf_counter_ns() - start) / 1000
         client.commit([Commit(session, slot, 1, number, 0, 7, False, number + 1) for slot in range(REQUESTS)])
         for slot in range(REQUESTS):
             client.state(State(session, slot, 1, number, anchor, row))
         # The worker has digested the states before the next STEP is timed.
         client.ping()
         prefix = extend_prefix(prefix, (7,))
-    return times
 
 
 # -- results --------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def parse_reply(payload: memoryview, limits: Limits) -> Reply:
     num_rows = num * depth
     tail = num_rows * layout.REPLY_ROW.size + entries * layout.REPLY_ENTRY.size + 4 * num_dense * width
     expected = layout.REPLY.size + num * layout.REPLY_REQUEST.size + tail
-    if len(payload) != expected or (width and not num_dense):
+    if len(payload) != expected or bool(width) != bool(num_dense):
         raise BadSizeError(f"REPLY: expected {expected} payload bytes, found {len(payload)}")
     try:
         return _parse_rows(payload, fixed, limits)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from wire_vectors import vector_script
 
 from remote_dspark.wire.codec import FrameReader, decode, encode
 from remote_dspark.wire.errors import RemoteProtocolError, TruncatedFrameError
@@ -15,9 +15,7 @@ from remote_dspark.wire.errors import RemoteProtocolError, TruncatedFrameError
 VECTORS = Path(__file__).parents[1] / "vectors" / "wire"
 MANIFEST = json.loads((VECTORS / "manifest.json").read_text())
 NAMES = sorted(MANIFEST)
-spec = importlib.util.spec_from_file_location("make_vectors", VECTORS / "make_vectors.py")
-make_vectors = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(make_vectors)
+make_vectors = vector_script()
 
 
 def load(name):
