@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -63,13 +64,14 @@ def test_a_running_guard_does_not_need_its_file(host: Any) -> None:
     assert expected <= loaded, expected - loaded
 
 
-@pytest.mark.parametrize("damage", ["torn", "foreign"])
+@pytest.mark.parametrize("damage", ["torn", "foreign", "other"])
 def test_a_bad_code_cache_is_ignored(host: Any, damage: str) -> None:
     host.ask("hello", op=None)
     host.ask("hello", op=None)
     (cache,) = [path for path in host.state.iterdir() if path.name.startswith("code-")]
     data = cache.read_bytes()
-    cache.write_bytes(data[:-100] if damage == "torn" else os.urandom(32) + data[32:])
+    damaged = {"torn": data[:-100], "foreign": os.urandom(32) + data[32:], "other": data[:32] + marshal.dumps(7)}
+    cache.write_bytes(damaged[damage])
     assert host.ask("hello", op=None)["protocol"] == 1
 
 
