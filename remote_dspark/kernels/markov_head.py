@@ -24,52 +24,98 @@ LANES = tl.constexpr(32)
 
 
 @triton.jit
-def markov_product(
-    w2_ptr, w1_ptrs, first_column, limit, STRIDE: tl.constexpr, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr
-):
-    """FP32 products W1 . W2 of SUB columns, each 4 apart, for R rows: [SUB, R], before rounding.
-
-    Args:
-        w2_ptr: bf16 bits [V, RANK].
-        w1_ptrs: pointers [R] to bf16 bits [RANK].
-        first_column: The first column.
-        limit: Columns from here on are not read and count as 0.
-        STRIDE: Distance of the columns.
-        SUB: Number of columns.
-        R: Rows.
-        RANK: Inner dimension.
-    """
-    columns = first_column + tl.arange(0, SUB) * STRIDE
-    lanes = tl.arange(0, LANES)
-    real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
-    w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
-    w1_tile = w1_ptrs[None, :] + lanes[:, None]
-    total = tl.zeros([SUB, LANES, R], tl.float32)
-    for start in tl.static_range(0, RANK, LANES):
-        w2 = bf16_to_f32(tl.load(w2_tile + start, mask=real, other=0))
-        w1 = bf16_to_f32(tl.load(w1_tile + start))
-        total += w2[:, :, None] * w1[None, :, :]
-    # a tree of neighbours, spelled out so that no compiler chooses the order
-    for half in tl.static_range(5):
-        pairs = tl.permute(tl.reshape(total, [SUB, 16 >> half, 2, R]), [0, 1, 3, 2])
-        even, odd = tl.split(pairs)
-        total = even + odd
-    return tl.reshape(total, [SUB, R])
+def prefetch_l2(addresses, BYTES: tl.constexpr):
+    """Asks for BYTES (a multiple of 16) from each int64 address in L2; a hint without a result. CUDA only."""
+    tl.inline_asm_elementwise(
+        "{ cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [addresses, tl.full(addresses.shape, BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit
-def markov_bias_tile(w2_ptr, w1_ptrs, base, limit, TILE: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
-    """Bias of one tile, rounded to BF16, float32 [TILE, R]; in four parts so that the partial sums fit in registers."""
-    SUB: tl.constexpr = TILE // 4
-    part0 = markov_product(w2_ptr, w1_ptrs, base, limit, 4, SUB, R, RANK)
-    part1 = markov_product(w2_ptr, w1_ptrs, base + 1, limit, 4, SUB, R, RANK)
-    part2 = markov_product(w2_ptr, w1_ptrs, base + 2, limit, 4, SUB, R, RANK)
-    part3 = markov_product(w2_ptr, w1_ptrs, base + 3, limit, 4, SUB, R, RANK)
-    # column 4 i + 2 a + b is part 2 a + b at i
-    low = tl.join(part0, part1)
-    high = tl.join(part2, part3)
-    both = tl.permute(tl.join(low, high), [0, 3, 2, 1])
-    return round_to_bf16(tl.reshape(both, [TILE, R]))
+def _tree(lanes, SUB: tl.constexpr):
+    """Sums 32 lanes as a tree of neighbours: every step adds exactly two values, so no compiler chooses the order."""
+    for half in tl.static_range(5):
+        lanes = tl.sum(tl.reshape(lanes, [SUB, 16 >> half, 2]), axis=2)
+    return tl.reshape(lanes, [SUB])
+
+
+@triton.jit
+def _lane_row(w1_ptr, token, start, lanes, RANK: tl.constexpr):
+    """One chunk of a W1 row, float32 [1, 32]."""
+    return bf16_to_f32(tl.load(w1_ptr + token.to(tl.int64) * RANK + start + lanes))[None, :]
+
+
+@triton.jit
+def _product(w2_ptr, w1_ptr, tokens, first, limit, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
+    """FP32 products of SUB columns, each 8 apart, with R <= 4 rows of W1: [SUB, R], before rounding.
+
+    The rows share one read of W2. ``tokens`` is a tuple of four scalars; only the first R count. Columns from ``limit``
+    on are not read and give 0.
+    """
+    columns = first + tl.arange(0, SUB) * 8
+    lanes = tl.arange(0, LANES)
+    real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
+    w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
+    sum0 = tl.zeros([SUB, LANES], tl.float32)
+    sum1 = tl.zeros([SUB, LANES], tl.float32)
+    sum2 = tl.zeros([SUB, LANES], tl.float32)
+    sum3 = tl.zeros([SUB, LANES], tl.float32)
+    for start in tl.static_range(0, RANK, LANES):
+        w2 = bf16_to_f32(tl.load(w2_tile + start, mask=real, other=0))
+        sum0 += w2 * _lane_row(w1_ptr, tokens[0], start, lanes, RANK)
+        if R > 1:
+            sum1 += w2 * _lane_row(w1_ptr, tokens[1], start, lanes, RANK)
+        if R > 2:
+            sum2 += w2 * _lane_row(w1_ptr, tokens[2], start, lanes, RANK)
+            sum3 += w2 * _lane_row(w1_ptr, tokens[3], start, lanes, RANK)
+    if R == 1:
+        result = tl.reshape(_tree(sum0, SUB), [SUB, 1])
+    elif R == 2:
+        result = tl.join(_tree(sum0, SUB), _tree(sum1, SUB))
+    else:
+        even = tl.join(_tree(sum0, SUB), _tree(sum2, SUB))
+        odd = tl.join(_tree(sum1, SUB), _tree(sum3, SUB))
+        result = tl.reshape(tl.join(even, odd), [SUB, 4])
+    return result
+
+
+@triton.jit
+def _four_parts(w2_ptr, w1_ptr, tokens, first, limit, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
+    """Products of columns first + 8 i + 4 a + 2 b: [SUB, R, a, b]."""
+    part0 = _product(w2_ptr, w1_ptr, tokens, first, limit, SUB, R, RANK)
+    part1 = _product(w2_ptr, w1_ptr, tokens, first + 2, limit, SUB, R, RANK)
+    part2 = _product(w2_ptr, w1_ptr, tokens, first + 4, limit, SUB, R, RANK)
+    part3 = _product(w2_ptr, w1_ptr, tokens, first + 6, limit, SUB, R, RANK)
+    return tl.join(tl.join(part0, part2), tl.join(part1, part3))
+
+
+@triton.jit
+def markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
+    """Bias of one tile, rounded to BF16: float32 [R, TILE]; in eight parts so that the partial sums fit in registers."""
+    SUB: tl.constexpr = TILE // 8
+    even = _four_parts(w2_ptr, w1_ptr, tokens, base, limit, SUB, R, RANK)
+    odd = _four_parts(w2_ptr, w1_ptr, tokens, base + 1, limit, SUB, R, RANK)
+    ordered = tl.permute(tl.join(even, odd), [1, 0, 2, 3, 4])
+    return round_to_bf16(tl.reshape(ordered, [R, TILE]))
+
+
+@triton.jit
+def _scalars(values, rows, R: tl.constexpr):
+    """The first R <= 4 elements of per-row values as a tuple of four scalars."""
+    if R == 1:
+        found = (values, values, values, values)
+    else:
+        first = tl.sum(tl.where(rows == 0, values, 0), axis=0)
+        second = tl.sum(tl.where(rows == 1, values, 0), axis=0)
+        third = tl.sum(tl.where(rows == 2, values, 0), axis=0)
+        fourth = tl.sum(tl.where(rows == 3, values, 0), axis=0)
+        found = (first, second, third, fourth)
+    return found
 
 
 @triton.jit
@@ -87,12 +133,14 @@ def markov_bias_kernel(
     """Bias rows of R tokens: what a Markov cache is filled with. Grid (tiles,)."""
     base = tl.program_id(0) * TILE
     rows = tl.arange(0, R)
-    tokens = tl.load(token_ptr + rows).to(tl.int64)
-    bias = markov_bias_tile(w2_ptr, w1_ptr + tokens * RANK, base, vocab_size, TILE, R, RANK)
+    tokens = tl.load(token_ptr + rows)
+    if R == 1:
+        tokens = tl.max(tokens, axis=0)
+    bias = markov_bias_tile(w2_ptr, w1_ptr, _scalars(tokens, rows, R), base, vocab_size, TILE, R, RANK)
     columns = base + tl.arange(0, TILE)
     bits = (bias.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
-    out = bias_ptr + rows[None, :].to(tl.int64) * bias_stride + columns[:, None]
-    tl.store(out, bits, mask=(columns < vocab_size)[:, None] & (rows >= 0)[None, :])
+    out = bias_ptr + rows[:, None].to(tl.int64) * bias_stride + columns[None, :]
+    tl.store(out, bits, mask=(columns < vocab_size)[None, :] & (rows >= 0)[:, None])
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -131,6 +179,7 @@ def markov_head_kernel(
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
     OVERLAP: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     """One position of up to R rows: grid (tiles,). See `sampled_head.HeadBuffers` for shapes."""
     tile = tl.program_id(0)
@@ -144,6 +193,12 @@ def markov_head_kernel(
     exists = rows < num_rows
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+        if PREFETCH > 0:
+            # the weights do not depend on the previous token: fetch them while its row is being finished
+            lines = tl.arange(0, 256)
+            addresses = (w2_ptr + (base.to(tl.int64) * RANK + lines * (PREFETCH // 512))).to(tl.int64)
+            fits = base * RANK + (lines + 1) * (PREFETCH // 512) <= limit * RANK
+            prefetch_l2(tl.where(fits, addresses, w2_ptr.to(tl.int64)), PREFETCH // 256)
         tl.extra.cuda.gdc_wait()
     previous = tl.load(previous_ptr + rows, mask=exists, other=0)
     known = (previous >= 0) & (previous < vocab_size)
@@ -231,9 +286,8 @@ def _tile_keys(
             line = bias_ptr + slot.to(tl.int64) * bias_stride
             bias = bf16_to_f32(tl.load(line + columns, mask=real, other=0))
         else:
-            one = tl.arange(0, 1)
-            w1_ptrs = w1_ptr + (previous + one).to(tl.int64) * RANK
-            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptrs, base, limit, TILE, 1, RANK), [TILE])
+            tokens = _scalars(previous, rows, 1)
+            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, 1, RANK), [TILE])
     else:
         real = (columns < limit)[None, :] & exists[:, None]
         at = rows[:, None] * logits_stride + columns[None, :]
@@ -241,8 +295,9 @@ def _tile_keys(
         line = bias_ptr + tl.maximum(slot, 0).to(tl.int64) * bias_stride
         bias = bf16_to_f32(tl.load(line[:, None] + columns[None, :], mask=real & cached[:, None], other=0))
         if tl.min(cached.to(tl.int32), axis=0) == 0:
-            computed = markov_bias_tile(w2_ptr, w1_ptr + previous.to(tl.int64) * RANK, base, limit, TILE, R, RANK)
-            bias = tl.where(cached[:, None], bias, tl.trans(computed))
+            tokens = _scalars(previous, rows, R)
+            computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, R, RANK)
+            bias = tl.where(cached[:, None], bias, computed)
     return order_key(bf16_to_f32(logits) + bias)
 
 
@@ -257,6 +312,7 @@ def launch_markov_position(
     w2: torch.Tensor,
     slots: torch.Tensor,
     cache: torch.Tensor,
+    prefetch_bytes: int = 0,
 ) -> None:
     """Launches one position whose rows may be cached or not, on the current stream.
 
@@ -271,6 +327,8 @@ def launch_markov_position(
         w2: bf16 [V, r].
         slots: int32 [V], cache row of each token or -1.
         cache: bf16 [C, >= V], at least one row.
+        prefetch_bytes: Bytes of a tile's weights to ask for before the previous position is done; with ``overlap``
+            only, a power of two from 4,096 on.
 
     Raises:
         ValueError: Dtypes or shapes.
@@ -319,6 +377,7 @@ def launch_markov_position(
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
         OVERLAP=settings.overlap,
+        PREFETCH=prefetch_bytes,
         num_warps=tiling.num_warps,
         **({"launch_pdl": True} if settings.overlap and step > 0 else {}),
     )

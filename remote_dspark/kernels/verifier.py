@@ -68,8 +68,6 @@ def target_max_kernel(
     row = tl.program_id(1)
     _, columns, real = _tile_columns(tl.program_id(0), vocab_size, shard_size, tiles_per_shard, TILE)
     values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
     tl.atomic_max(top_ptr + row, tl.max(_f32_key(values), axis=0), sem="relaxed")
 
 
@@ -489,7 +487,13 @@ def launch_verify(
         raise ValueError(f"expected draft rows [{num_requests}, {depth}, {settings.k}], found {tuple(ids.shape)}")
     shape = (tiling.vocab_size, tiling.shard_size, tiling.tiles_per_shard)
     target_max_kernel[(tiling.num_tiles, buffers.top.shape[0])](
-        target, target.stride(0), buffers.top, *shape, TILE=tiling.tile, OVERLAP=False, num_warps=tiling.num_warps
+        target,
+        target.stride(0),
+        buffers.top,
+        *shape,
+        TILE=tiling.tile,
+        OVERLAP=settings.overlap,
+        num_warps=tiling.num_warps,
     )
     verify_kernel[(tiling.num_tiles, depth + 1, num_requests)](
         target,
