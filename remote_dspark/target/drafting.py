@@ -29,6 +29,7 @@ from remote_dspark.wire.kinds import RowKind
 from remote_dspark.wire.messages import Cancel, Commit, Hello, Open, Reply, Reset, State, Step, StepRequest
 from remote_dspark.wire.reply import reply_row
 
+CONNECT_PAUSE_S: Final = 0.1
 RECONNECT_EVERY_S: Final = 5.0
 HEARTBEAT_S: Final = 20.0
 """Well below the worker's idle deadline, which would end the session of a server without requests."""
@@ -58,26 +59,35 @@ class DraftLink:
         """Whether a session is up."""
         return self._client is not None
 
-    def connect(self, timeout_s: float) -> None:
+    def connect(self, timeout_s: float, should_stop: Callable[[], bool]) -> bool:
         """Connect, retrying until the deadline only while nobody listens: at start-up the worker may be later than we.
+
+        Args:
+            timeout_s: Bound of all attempts.
+            should_stop: Ends the attempts early.
+
+        Returns:
+            Whether there is a session; False only when stopped.
 
         Raises:
             DrafterError: Nobody listened in time, or the worker is not the one that the configuration asks for.
         """
+        address = self._config.drafter_address
         deadline = time.monotonic() + timeout_s
-        while True:
+        while not should_stop():
             try:
                 self._client = self._dial()
-                return
+                return True
             except ProtocolError as cause:
-                raise DrafterError(f"drafter {self._config.drafter_address}: {cause}") from cause
+                raise DrafterError(f"drafter {address}: {cause}") from cause
             except OSError as cause:
                 if time.monotonic() >= deadline:
                     raise DrafterError(
-                        f"drafter {self._config.drafter_address}: expected a worker within {timeout_s} s, "
-                        f"found {cause}; start the worker or correct drafter.address"
+                        f"drafter {address}: expected a worker within {timeout_s} s, found {cause}; "
+                        "start the worker or correct drafter.address"
                     ) from cause
-            time.sleep(0.1)
+            time.sleep(CONNECT_PAUSE_S)
+        return False
 
     def open(self, seat: Seat) -> None:
         """Give a seat to the worker. On failure the seat is served target-only."""

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Final
 
 from remote_dspark.contract import Metric, ServerState
 from remote_dspark.target.drafting import DraftLink
-from remote_dspark.target.errors import RequestError, TargetError
+from remote_dspark.target.errors import ModelError, RequestError, TargetError
 from remote_dspark.target.identity import Identity
 from remote_dspark.target.metrics import Counters
 from remote_dspark.target.requests import CompletionRequest
 from remote_dspark.target.seat import Emitted, Failure, Played, Proposal, Seat
 from remote_dspark.target.text import TextStream, Tokenizer
 from remote_dspark.verifier.errors import RowError
+from remote_dspark.verifier.processed import require_rows
 
 if TYPE_CHECKING:
     from remote_dspark.target.model import TargetModel
@@ -98,13 +99,13 @@ class Engine:
             BusyError: Not READY or full.
             RequestError: Ids outside the vocabulary, or more tokens than the context holds.
         """
-        state = self.state
-        if state is not ServerState.READY:
-            raise BusyError(f"server is {state}, expected {ServerState.READY}")
+        self._require_ready()
         prompt = list(request.prompt_ids or self._tokenizer.encode(request.prompt or ""))
         self._require_fit(prompt, request.max_tokens)
         seat = Seat(request, prompt, len(prompt), sink, TextStream(self._tokenizer, request.stops))
         with self._wake:
+            # Again under the lock: a request queued behind the end of a drain would wait for ever.
+            self._require_ready()
             if len(self._queue) >= self._config.max_queue:
                 raise BusyError(
                     f"queue holds {len(self._queue)} requests, expected fewer than {self._config.max_queue}"
@@ -116,6 +117,11 @@ class Engine:
             self._wake.notify_all()
         return seat
 
+    def _require_ready(self) -> None:
+        state = self.state
+        if state is not ServerState.READY:
+            raise BusyError(f"server is {state}, expected {ServerState.READY}")
+
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -126,6 +132,7 @@ class Engine:
             is_known = True
         except TargetError as cause:
             self.boot_error = cause
+            self._set_state(ServerState.DRAINING)
             self._fail_all("server-stopped", str(cause))
             is_known = True
         finally:
@@ -146,10 +153,20 @@ class Engine:
         layers = self._identity.drafter.target_layer_ids
         self._model = TargetModel(self._config.model, layers, dtype=self._config.dtype, device=self._config.device)
         self._set_state(ServerState.WARMING)
-        self._link.connect(self._config.connect_timeout_s)
+        self._require_finite()
+        if not self._link.connect(self._config.connect_timeout_s, lambda: self._drain_deadline_s is not None):
+            return False
         self._warm()
         self._set_state(ServerState.READY)
         return self._drain_deadline_s is None
+
+    def _require_finite(self) -> None:
+        """A checkpoint of NaN must not wait for a drafter to be found out."""
+        prompt = range(1, min(WARM_PROMPT_TOKENS, self._model.vocab_size))
+        try:
+            require_rows(self._model.new_sequence().extend(prompt).logits)
+        except RowError as cause:
+            raise ModelError(f"{self._config.model}: {cause}; copy the checkpoint again") from cause
 
     def _warm(self) -> None:
         """One short completion through the drafter: a worker that accepts and cannot draft must not look READY."""

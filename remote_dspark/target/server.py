@@ -27,6 +27,7 @@ from remote_dspark.target.metrics import Counters
 EXIT_CONFIG = 2
 EXIT_NOT_READY = 3
 EXIT_POISONED = 4
+CLOSE_TIMEOUT_S = 5
 
 SignalHandler = Callable[[int, FrameType | None], None]
 
@@ -47,7 +48,15 @@ def serve(path: Path) -> int:
     counters = Counters(config.depth)
     engine = Engine(identity, counters, on_stopped=lambda: setattr(server, "should_exit", True))
     app = build_app(engine, identity, counters)
-    settings = uvicorn.Config(app, lifespan="off", log_level="warning", access_log=False, ws="none")
+    settings = uvicorn.Config(
+        app,
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        ws="none",
+        # By then the engine has ended every request; what is left is a client that does not read.
+        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+    )
     server = uvicorn.Server(settings)
     server.handle_exit = _drain_first(engine, server.handle_exit)
     # Uvicorn raises the signals it caught again after it has stopped; these handlers make that a normal end.

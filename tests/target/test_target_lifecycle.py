@@ -124,7 +124,7 @@ def test_a_target_of_nan_weights_is_never_ready(fresh: ServerPair, tmp_path: Pat
     weights["model.norm.weight"][3] = float("nan")
     save_file(weights, poisoned / "model.safetensors", metadata={"format": "pt"})
     fresh.target_model = poisoned
-    fresh.start_worker()
+    # No worker is needed to find it out.
     fresh.start_target()
     assert fresh.target is not None
     assert fresh.target.process.wait(60) == 3
@@ -138,6 +138,10 @@ def test_a_worker_of_another_mode_or_none_at_all_is_never_ready(fresh: ServerPai
     assert fresh.target.process.wait(60) == 3
     assert "draft_mode" in fresh.target.log.read_text()
     fresh.worker.stop()
+    # A signal ends the wait for a worker at once, and that is no failure.
+    fresh.start_target(drafter="connect_timeout_s = 60")
+    fresh.await_state("warming")
+    assert fresh.target.stop() == 0
     fresh.start_target(drafter="connect_timeout_s = 0.5")
     seen = set()
     while fresh.target.process.poll() is None:
