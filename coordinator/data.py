@@ -11,8 +11,13 @@ _CHECKOUT = _PACKAGE.parent
 
 
 def tiny_pair() -> Path:
-    """Folder of the trained tiny pair: ``target``, ``drafter``, ``tokenizer.json``, the load manifest."""
+    """Folder of the trained tiny pair: ``target``, ``drafter``, ``tokenizer.json``."""
     return _first(_CHECKOUT / "examples" / "tiny", _PACKAGE / "data" / "tiny")
+
+
+def load_manifest() -> Path:
+    """Prompts and seeds of the rehearsal's load."""
+    return _first(_CHECKOUT / "examples" / "load" / "manifest.json", _PACKAGE / "data" / "load" / "manifest.json")
 
 
 def policy_path(name: str) -> Path:

@@ -145,7 +145,7 @@ class HoldBody:
         runs = self._boot(label, values)
         reporter.step(f"arm {label}: load", host=session.name, left_s=window.remaining_s())
         program = self._bounded(self._load.program)
-        record = self._timed(StepKind.HEADLINE, lambda: self._runner.run(session, program, f"{label}-load", values))
+        record = self._timed(StepKind.HEADLINE, lambda: self._runner.run(session, program, f"{label.lower()}-load", values))
         facts = self._arm_facts(boots_before)
         block, findings = self._judge(label, arm.mode, record, facts)
         receipt = self._write_arm(label, arm.mode, session, record, block, findings, pair, started)
@@ -171,7 +171,7 @@ class HoldBody:
         for service in sorted(self._plan.services, key=lambda entry: entry.boot_order):
             for session in self._window.sessions:
                 if service.role in session.spec.roles:
-                    name = f"{label}-{service.name}"
+                    name = f"{label.lower()}-{service.name}"
                     runs.append((session, self._runner.boot(session, service, name, values, life_s)))
         return runs
 

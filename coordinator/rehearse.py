@@ -16,7 +16,7 @@ from coordinator.campaign_result import CampaignResult
 from coordinator.campaign_lock import campaign_lock
 from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
-from coordinator.data import policy_path, tiny_pair
+from coordinator.data import load_manifest, policy_path, tiny_pair
 from coordinator.local import LocalHost
 from coordinator.production import production, require_free
 from coordinator.rehearsal_site import (
@@ -90,7 +90,7 @@ def _campaign(
         interrupt=interrupt,
         clock=clock,
         is_rehearsal=True,
-        manifest=tiny_pair() / "load.json",
+        manifest=load_manifest(),
     )
     first = compile_files(files.site, files.first_plan)
     campaign.measure_budget(first)
@@ -116,8 +116,7 @@ def prepare(root: Path, state_dir: Path, clock: Clock, *, quick: bool) -> Files:
     work.mkdir(parents=True)
     (run / "logs").mkdir()
     package = stage_package(LocalHost(HOST), sys.executable, str(work)).path
-    tiny = tiny_pair()
-    layout = Layout(run, state_dir, sys.executable, package, tiny, tiny / "load.json")
+    layout = Layout(run, state_dir, sys.executable, package, tiny_pair(), load_manifest())
     ports = free_ports(6)
     production_ports, arm_ports = (ports[0], ports[1], ports[2]), (ports[3], ports[4], ports[5])
     drafter, target = write_server_files(layout, prefix="production", mode=DraftMode.OFF, ports=production_ports)
