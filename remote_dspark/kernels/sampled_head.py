@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from remote_dspark.contract import DEVELOPMENT_SUPPORT_K, Q_FLOOR_FIRST, Q_SEMANTICS, SUPPORT_K
+from remote_dspark.contract import DEVELOPMENT_SUPPORT_K, Q_FLOOR_FIRST, Q_SEMANTICS, SUPPORT_K, TICKET_TOTAL
 from remote_dspark.kernels.finish import (
     CONTINUATION_FLAG,
     emit_tile,
@@ -25,6 +25,7 @@ from remote_dspark.kernels.finish import (
     retire,
 )
 from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key
+from remote_dspark.kernels.rows import SampledRows
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -214,6 +215,20 @@ class HeadBuffers:
         self.q.fill_(float("nan"))
         # as a candidate this would be a high key with a high column
         self.candidate.fill_(0x7E5AFFFF)
+
+    def rows(self, step: int) -> SampledRows:
+        """One position as rows on the CPU (copies); tickets are recovered from q, which is exact."""
+        q = self.q[step].cpu().clone()
+        return SampledRows(
+            ids=self.ids[step].cpu().clone(),
+            tickets=(q.to(torch.float64) * TICKET_TOTAL).to(torch.int32),
+            q=q,
+            count=self.count[step].cpu().clone(),
+            token=self.token[step].cpu().clone(),
+            weights=self.weights[step].cpu().clone(),
+            error=self.error.cpu().clone(),
+            stamp=self.stamp[step].cpu().clone(),
+        )
 
 
 def require_logits(rows: torch.Tensor, num_rows: int, vocab_size: int) -> None:
