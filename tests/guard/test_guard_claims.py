@@ -189,10 +189,13 @@ def test_a_state_folder_open_to_others_is_refused(host: Any) -> None:
 
 
 def test_witness_never_goes_back(host: Any) -> None:
-    assert host.ask("witness", {"head": None, "sequence": None}, op=None)["head"] is None
-    host.ask("witness", {"head": "aa", "sequence": 3})
-    host.ask("witness", {"head": "aa", "sequence": 3})
+    assert host.ask("witness", {"log": "l1", "head": None, "sequence": None}, op=None)["head"] is None
+    host.ask("witness", {"log": "l1", "head": "aa", "sequence": 3})
+    host.ask("witness", {"log": "l1", "head": "aa", "sequence": 3})
     for head, sequence in (("bb", 3), ("aa", 2)):
-        assert host.refuse("witness", {"head": head, "sequence": sequence})["code"] == "WITNESS_CONFLICT"
-    host.ask("witness", {"head": "bb", "sequence": 4})
-    assert host.ask("witness", {"head": None, "sequence": None}, op=None)["sequence"] == 4
+        assert host.refuse("witness", {"log": "l1", "head": head, "sequence": sequence})["code"] == "WITNESS_CONFLICT"
+    host.ask("witness", {"log": "l1", "head": "bb", "sequence": 4})
+    assert host.ask("witness", {"log": "l1", "head": None, "sequence": None}, op=None)["sequence"] == 4
+    # Another store is another chain: its first head is no way back.
+    host.ask("witness", {"log": "l2", "head": "cc", "sequence": 0})
+    assert host.ask("witness", {"log": "l1", "head": None, "sequence": None}, op=None)["head"] == "bb"

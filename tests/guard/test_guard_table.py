@@ -26,7 +26,7 @@ ARGS: dict[str, Json] = {
     "wait": {"run": "x-1", "wait_s": 0},
     "prove": {"hold_id": "h", "epoch": 1},
     "heartbeat": {"step_bound_s": None},
-    "witness": {"head": None, "sequence": None},
+    "witness": {"log": "aa", "head": None, "sequence": None},
     "end-run": {"run": "x-1"},
     "recover": {"hold_id": "other", "epoch": 1},
     "abort": {"hold_id": "other", "reason": "r"},

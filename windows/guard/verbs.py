@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     Json = dict[str, Any]
 
+MAX_WITNESSED_LOGS = 64
+
 PINNED = frozenset(["confirm", "snapshot", "arm", "stop", "run"])
 """Verbs that go forward: only the guard that opened the hold may do them."""
 
@@ -219,13 +221,14 @@ class Call:
     # -- beside the hold ------------------------------------------------------------------------------------------
 
     def do_witness(self) -> Json:
-        """Store or read a chain head; it never goes back."""
-        spec.take(self.args, {"head": "str?", "sequence": "int?"})
-        head, sequence = self.args["head"], self.args["sequence"]
+        """Store or read the head of one chain; a chain never goes back. The newest chains are kept, bounded in number."""
+        spec.take(self.args, {"log": "str", "head": "str?", "sequence": "int?"})
+        log, head, sequence = self.args["log"], self.args["head"], self.args["sequence"]
         with self.state.host_lock():
-            known = files.read_json(self.state.path("witness.json")) or {"head": None, "sequence": None, "utc": None}
+            logs = files.read_json(self.state.path("witness.json")) or {}
+            known = logs.get(log) or {"head": None, "sequence": None, "utc": None}
             if head is None or sequence is None:
-                return known
+                return {"log": log, **known}
             last = known["sequence"] if known["sequence"] is not None else -1
             if sequence < last or (sequence == last and head != known["head"]):
                 raise Refusal(
@@ -236,8 +239,9 @@ class Call:
                     "verify the store against this witness",
                 )
             document = {"head": head, "sequence": sequence, "utc": clock.utc_now()}
-            self.state.write(self.state.path("witness.json"), document)
-            return document
+            newest = sorted({**logs, log: document}.items(), key=lambda item: item[1]["utc"])[-MAX_WITNESSED_LOGS:]
+            self.state.write(self.state.path("witness.json"), dict(newest))
+            return {"log": log, **document}
 
     def do_service_start(self) -> Json:
         """Bring up a process service outside a hold."""
