@@ -1,38 +1,44 @@
 """A campaign: HOLD 1 (pair-qualify, A1, B1), HOLD 2 (pair-qualify, B2, A2), comparison, admission.
 
-It orders, it does not judge: gates and comparison are pure functions of ``windows`` over what was fetched, the policy is
-data, and every stage leaves a receipt before the next one starts. A hold that ends badly ends the campaign; production
+It orders, it does not judge: gates and comparison are pure functions of ``windows`` over what was fetched, the policy
+is data, and every stage leaves a receipt before the next one starts. A hold that ends badly ends the campaign; production
 is back before anything else happens.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from coordinator import __version__
 from coordinator.campaign_result import CampaignResult, HoldResult
 from coordinator.clock import Clock
 from coordinator.compare_receipt import write_comparison
+from coordinator.doctor import host_checks, parity_rows, write_facts_receipt
 from coordinator.errors import AdmissionRefused, CoordinatorError
 from coordinator.evidence import EvidenceWriter
 from coordinator.gate_admission import Admission, admit_store, verify_store
 from coordinator.guard_client import GuardRefusal, as_coordinator_error
 from coordinator.hold_arms import HoldBody
-from coordinator.hold_receipts import is_untouched, write_attempt, write_budget, write_hold
+from coordinator.hold_receipts import is_untouched, write_attempt, write_budget, write_hold, write_steps_budget
 from coordinator.identity import source_digests
 from coordinator.render import Reporter
 from coordinator.session import HostSession
 from coordinator.signals import InterruptFlag
 from coordinator.store import ReceiptId, Signer, Store
+from coordinator.trial import measure_steps
 from coordinator.window import Window
 from receipts import bodies
 from receipts.fields import Kind, Parent, Subject
+from windows.budget import BudgetEvidence, require_budget
 from windows.compare import compare
 from windows.compiled import CompiledPlan
+from windows.errors import BudgetError
 from windows.exit_codes import ExitCode
+from windows.plan import StepKind
 
 
 @dataclass
@@ -58,7 +64,8 @@ class Campaign:
     interrupt: InterruptFlag
     clock: Clock
     source: ReceiptId | None = None
-    budget: ReceiptId | None = None
+    budgets: list[ReceiptId] = field(default_factory=list)
+    evidence: list[BudgetEvidence] = field(default_factory=list)
     holds: list[HoldResult] = field(default_factory=list)
 
     def write_sources(self) -> None:
@@ -89,17 +96,34 @@ class Campaign:
         started = self.writer.now()
         result = self._hold(first, 1, body=None, reason="first hold: measure stop and restore")
         self.holds.append(result)
-        if result.window is not None and result.receipt is not None:
-            self.budget = write_budget(self.writer, result.window, started, result.receipt)
+        if result.receipt is not None and result.error is None:
+            self._back(write_budget(self.writer, result.window, started, result.receipt), result.window.step_ns)
         self.writer.plan_sha256 = plan_sha256
         if result.error is not None:
             raise result.error
+
+    def measure_steps(self, session: HostSession) -> None:
+        """Time the plan's programs once outside a hold (rehearsals only); leaves their budget receipt."""
+        started = self.writer.now()
+        self.reporter.step("trial: time the plan's programs once, outside a hold", host=session.name)
+        measured = measure_steps(self, session)
+        self._back(write_steps_budget(self.writer, self.compiled, measured, started, session), measured)
+
+    def adopt_budget(self, receipt: ReceiptId, body: bodies.BudgetBody) -> None:
+        """Count an earlier budget receipt of this store, if it was measured."""
+        kinds = {kind.value: kind for kind in StepKind}
+        measured = {kinds[s.step]: s.measured_ns for s in body.steps if s.step in kinds and s.measured_ns is not None}
+        self._back(receipt, measured)
+
+    def _back(self, receipt: ReceiptId, measured: Mapping[StepKind, int]) -> None:
+        self.budgets.append(receipt)
+        self.evidence.append(BudgetEvidence(receipt, dict(measured)))
 
     def run(self) -> CampaignResult:
         """Both holds, then the comparison when both ended well."""
         result = CampaignResult(self.compiled, self.writer.store.path)
         for number in self.compiled.plan.hold_numbers():
-            self._require_budget()
+            self._require_budget(number)
             hold = self._hold(self.compiled, number, body=self._body, reason=f"campaign {self.writer.campaign}")
             self.holds.append(hold)
             result.holds.append(hold)
@@ -131,22 +155,49 @@ class Campaign:
 
         return self._hold(self.compiled, number, body=wait, reason=reason)
 
+    def _preflight(self, window: Window) -> None:
+        """Read-only look at every host before its lease; leaves a host-facts receipt.
+
+        Raises:
+            AdmissionRefused: A host is not fit for a hold; nothing was changed.
+        """
+        started = self.writer.now()
+        for session in self.sessions:
+            session.facts = session.guard.call("facts")
+        checks = {s.name: host_checks(self.compiled.site, s, self.clock) for s in self.sessions}
+        parity = parity_rows(self.sessions)
+        write_facts_receipt(self.writer, self.sessions, checks, parity, started)
+        window.step_ns[StepKind.PREFLIGHT] = self.clock.monotonic_ns() - started.monotonic_ns
+        wrong = [f"{name}: {c.name}: {c.found}" for name, rows in checks.items() for c in rows if c.ok is False]
+        wrong += [f"{row.field}: {row.found}" for row in parity if row.ok is False]
+        if wrong:
+            raise AdmissionRefused(
+                "the preflight refuses; nothing was touched",
+                found="; ".join(wrong),
+                next_step="`coordinator doctor` shows every check with a hint",
+            )
+
+    def _chain_head(self) -> dict[str, Any] | None:
+        head = self.writer.store.head()
+        return {"log": head.log, "head": head.head, "sequence": head.count - 1} if head.count else None
+
     def _body(self, window: Window, result: HoldResult) -> None:
         HoldBody(self, window, result).run()
 
-    def _require_budget(self) -> None:
-        """Missing budget evidence refuses (DECISIONS 12).
+    def _require_budget(self, number: int) -> None:
+        """Every bound of the hold has a measurement behind it, and the sum fits; missing evidence refuses.
 
         Raises:
-            AdmissionRefused: No budget receipt stands behind this campaign.
+            AdmissionRefused: Names the bound and what is missing or contradicted.
         """
-        if self.budget is None:
+        try:
+            require_budget(self.compiled, number, self.evidence)
+        except BudgetError as error:
             raise AdmissionRefused(
-                "budget evidence is missing",
-                expected="a budget receipt of these hosts",
-                found="none",
-                next_step="run a plan of purpose first-hold first",
-            )
+                str(error),
+                where=f"plan {self.compiled.plan.name}, hold {number}",
+                next_step="run a plan of purpose first-hold, or a rehearsal, and keep its receipts in this store",
+            ) from error
 
     def _hold(
         self, compiled: CompiledPlan, number: int, *, body: Callable[[Window, HoldResult], None] | None, reason: str
@@ -154,13 +205,21 @@ class Campaign:
         """One hold from lease to close, its receipts written whatever happened."""
         started = self.writer.now()
         window = Window(
-            compiled, number, self.sessions, self.journals, clock=self.clock, reporter=self.reporter, reason=reason
+            compiled,
+            number,
+            self.sessions,
+            self.journals,
+            clock=self.clock,
+            reporter=self.reporter,
+            reason=reason,
+            head=self._chain_head,
         )
         result = HoldResult(number, window)
         self.reporter.step(f"hold {window.hold_id}: plan {compiled.sha256[:16]}")
         try:
             with window:
                 self.interrupt.check()
+                self._preflight(window)
                 window.open()
                 if body is not None:
                     body(window, result)
@@ -170,8 +229,7 @@ class Campaign:
             result.error = error
         finally:
             parents = [Parent(kind=Kind.SOURCE_IDENTITY, sha256=self.source, role="sources")] if self.source else []
-            if self.budget:
-                parents.append(Parent(kind=Kind.BUDGET, sha256=self.budget, role="budget"))
+            parents += [Parent(kind=Kind.BUDGET, sha256=budget, role="budget") for budget in self.budgets]
             if result.error is not None and is_untouched(window):
                 write_attempt(self.writer, "hold", "open", result.error, started)
             else:

@@ -10,7 +10,7 @@ from coordinator.campaign_lock import campaign_lock
 from coordinator.campaign_result import CampaignResult
 from coordinator.clock import Clock, SystemClock
 from coordinator.data import policy_path
-from coordinator.evidence_search import find_evidence
+from coordinator.evidence_search import find_evidence, read_all
 from coordinator.identity import source_digests
 from coordinator.production import require_free
 from coordinator.render import Reporter, print_json
@@ -18,7 +18,7 @@ from coordinator.session import open_sessions, stage_programs
 from coordinator.show_plan import compile_files
 from coordinator.signals import InterruptFlag
 from coordinator.store import Store
-from receipts.fields import Kind
+from receipts.fields import Kind, Outcome
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
 from windows.plan import Purpose
@@ -67,8 +67,10 @@ def _opened(stack: ExitStack, compiled: CompiledPlan, plan: Path, store: Path, *
     """Evidence first, then hosts: a refusal for missing evidence has contacted nobody."""
     clock: Clock = SystemClock()
     reporter = Reporter(clock.utc, quiet=json)
-    reporter.step(f"plan {compiled.plan.name} {compiled.sha256}: {len(compiled.site.hosts)} hosts of {compiled.site.name}")
-    found = find_evidence(
+    reporter.step(
+        f"plan {compiled.plan.name} {compiled.sha256}: {len(compiled.site.hosts)} hosts of {compiled.site.name}"
+    )
+    find_evidence(
         Store(store),
         compiled.plan.required_evidence,
         source_sha256=source_digests()["coordinator"],
@@ -93,6 +95,7 @@ def _opened(stack: ExitStack, compiled: CompiledPlan, plan: Path, store: Path, *
         is_rehearsal=False,
         manifest=plan.parent / load.manifest if load is not None else plan,
     )
-    if Kind.BUDGET in found:
-        campaign.budget = found[Kind.BUDGET].receipt
+    for receipt, predicate in read_all(Store(store)):
+        if predicate.kind == Kind.BUDGET and predicate.verdict.outcome is Outcome.PASS:
+            campaign.adopt_budget(receipt, predicate.body)
     return campaign

@@ -1,4 +1,4 @@
-"""The comparison's receipt: what was compared, with every gate, under the plan that was frozen before the first hold."""
+"""The comparison's receipt: what was compared, with every gate, under the plan frozen before the first hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifies a store, evaluates a policy over it, writes the admission receipt. Judging is the business of ``receipts``."""
+"""Verifies a store, evaluates a policy over it, writes the admission receipt. ``receipts`` does the judging."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -26,6 +27,7 @@ from receipts import bodies
 from receipts.fields import Kind, Outcome, Parent, Row, Subject
 from remote_dspark.contract import DraftMode
 from windows.arm import BASELINE, FINAL, HEADLINE, PROFILED, ArmBlock, ArmFacts
+from windows.compiled import CompiledPlan
 from windows.gates import arm_findings
 from windows.hold_table import HoldEvent
 from windows.measures import measure
@@ -66,7 +68,7 @@ class HoldBody:
             keep=campaign.keep / window.hold_id,
             interrupt=campaign.interrupt,
             clock=campaign.clock,
-            values=self._hold_values(),
+            values=hold_values(campaign.compiled, window.hold_id, window.number),
         )
 
     def run(self) -> None:
@@ -139,14 +141,16 @@ class HoldBody:
         session = self._leader(self._load.program.role)
         window.note(HoldEvent.ARM_STARTED, arm=label)
         reporter.step(f"arm {label} ({arm.mode.value}): boot", host=session.name, left_s=window.remaining_s())
-        values = {**self._arm_values(label, arm.mode), **arm.settings}
+        values = {**arm_values(self._campaign, session, label, arm.mode), **arm.settings}
         started = self._campaign.writer.now()
-        boots_before = {s.name: str(s.guard.call("facts")["boot_id"]) for s in window.sessions}
+        before = {s.name: s.guard.call("facts") for s in window.sessions}
         runs = self._boot(label, values)
         reporter.step(f"arm {label}: load", host=session.name, left_s=window.remaining_s())
         program = self._bounded(self._load.program)
-        record = self._timed(StepKind.HEADLINE, lambda: self._runner.run(session, program, f"{label.lower()}-load", values))
-        facts = self._arm_facts(boots_before)
+        record = self._timed(
+            StepKind.HEADLINE, lambda: self._runner.run(session, program, f"{label.lower()}-load", values)
+        )
+        facts = self._arm_facts(before)
         block, findings = self._judge(label, arm.mode, record, facts)
         receipt = self._write_arm(label, arm.mode, session, record, block, findings, pair, started)
         for running, run in reversed(runs):
@@ -175,14 +179,27 @@ class HoldBody:
                     runs.append((session, self._runner.boot(session, service, name, values, life_s)))
         return runs
 
-    def _arm_facts(self, boots_before: Mapping[str, str]) -> ArmFacts:
-        after = {session.name: session.guard.call("facts") for session in self._window.sessions}
-        now_ns = utc_ns(self._campaign.clock.utc())
+    def _arm_facts(self, before: Mapping[str, Json]) -> ArmFacts:
+        """What the hosts looked like before and after the arm; clock offsets are exact to half a call's round trip."""
+        after: dict[str, Json] = {}
+        offsets: dict[str, int] = {}
+        worst_round_trip_ns = 0
+        for session in self._window.sessions:
+            asked_ns = utc_ns(self._campaign.clock.utc())
+            after[session.name] = session.guard.call("facts")
+            answered_ns = utc_ns(self._campaign.clock.utc())
+            theirs_ns = utc_ns(str(after[session.name]["utc"]))
+            offsets[session.name] = theirs_ns - (asked_ns + answered_ns) // 2
+            worst_round_trip_ns = max(worst_round_trip_ns, answered_ns - asked_ns)
         return ArmFacts(
-            boot_ids={name: (boots_before[name], str(facts["boot_id"])) for name, facts in after.items()},
-            clock_offset_ns={name: utc_ns(str(facts["utc"])) - now_ns for name, facts in after.items()},
-            # A reading carries the round trip of the guard's call: five seconds cover a slow link.
-            clock_offset_limit_ns=(self._campaign.compiled.site.clock_offset_limit_ms + 5000) * 10**6,
+            boot_ids={name: (str(before[name]["boot_id"]), str(facts["boot_id"])) for name, facts in after.items()},
+            clock_offset_ns=offsets,
+            clock_offset_limit_ns=self._campaign.compiled.site.clock_offset_limit_ms * 10**6 + worst_round_trip_ns // 2,
+            sm_clock_mhz=device_pairs(before, after, lambda gpu: (gpu.get("clocks") or {}).get("sm_mhz")),
+            throttled={
+                device: any(is_throttled(str(reading)) for reading in readings)
+                for device, readings in device_pairs(before, after, lambda gpu: gpu.get("throttle")).items()
+            },
         )
 
     def _judge(
@@ -281,52 +298,13 @@ class HoldBody:
 
     def _parents(self) -> list[Parent]:
         campaign = self._campaign
-        found = [(Kind.SOURCE_IDENTITY, campaign.source, "sources"), (Kind.BUDGET, campaign.budget, "budget")]
-        return [Parent(kind=kind, sha256=receipt, role=role) for kind, receipt, role in found if receipt is not None]
+        budgets = [Parent(kind=Kind.BUDGET, sha256=receipt, role="budget") for receipt in campaign.budgets]
+        if campaign.source is None:
+            return budgets
+        return [Parent(kind=Kind.SOURCE_IDENTITY, sha256=campaign.source, role="sources"), *budgets]
 
     def _leader(self, role: Role) -> HostSession:
         return self._by_name[self._campaign.compiled.hosts_of(role)[0].name]
-
-    def _hold_values(self) -> dict[str, str | int]:
-        compiled = self._campaign.compiled
-        return {
-            "plan_sha256": compiled.sha256,
-            "hold": self._window.number,
-            "hold_id": self._window.hold_id,
-            "target_address": address_of(compiled.hosts_of(Role.TARGET)),
-            "drafter_address": address_of(compiled.hosts_of(Role.DRAFTER)),
-        }
-
-    def _arm_values(self, label: str, mode: DraftMode) -> dict[str, str | int]:
-        load = self._load
-        session = self._leader(load.program.role)
-        return {
-            "arm": label,
-            "pair": label[1:],
-            "mode": mode.value,
-            "manifest": self._stage_manifest(session),
-            "manifest_sha256": load.manifest_sha256,
-            "concurrency": load.concurrency,
-            "requests": load.requests,
-            "warm_up_requests": load.warm_up_requests,
-            "max_tokens": load.max_tokens,
-            "temperature": load.temperature,
-            "seeds": ",".join(str(seed) for seed in load.seeds),
-        }
-
-    def _stage_manifest(self, session: HostSession) -> str:
-        data = self._campaign.manifest.read_bytes()
-        found = hashlib.sha256(data).hexdigest()
-        if found != self._load.manifest_sha256:
-            raise GateFailed(
-                "the load manifest changed after the plan was compiled",
-                where=str(self._campaign.manifest),
-                expected=self._load.manifest_sha256,
-                found=found,
-            )
-        path = f"{session.spec.work_dir}/manifests/{found}{self._campaign.manifest.suffix}"
-        session.host.put(data, path)
-        return path
 
     def _bounded(self, program: Program) -> Program:
         """The program with the sum of the steps it goes through as its bound, if that is shorter than its own."""
@@ -355,6 +333,53 @@ class HoldBody:
         if record.observation is not None and record.observation["compute"] != "cuda":
             return ("anything about a GPU: it was computed on a CPU", *general)
         return general
+
+
+def hold_values(compiled: CompiledPlan, hold_id: str, number: int) -> dict[str, str | int]:
+    """Placeholders that are the same for a whole hold."""
+    return {
+        "plan_sha256": compiled.sha256,
+        "hold": number,
+        "hold_id": hold_id,
+        "target_address": address_of(compiled.hosts_of(Role.TARGET)),
+        "drafter_address": address_of(compiled.hosts_of(Role.DRAFTER)),
+    }
+
+
+def arm_values(campaign: Campaign, session: HostSession, label: str, mode: DraftMode) -> dict[str, str | int]:
+    """Placeholders of one arm; stages the load manifest on the host of the load program."""
+    load = campaign.compiled.plan.load
+    assert load is not None
+    return {
+        "arm": label,
+        "pair": label[1:],
+        "mode": mode.value,
+        "manifest": stage_manifest(campaign.manifest, session, load.manifest_sha256),
+        "manifest_sha256": load.manifest_sha256,
+        "concurrency": load.concurrency,
+        "requests": load.requests,
+        "warm_up_requests": load.warm_up_requests,
+        "max_tokens": load.max_tokens,
+        "temperature": load.temperature,
+        "seeds": ",".join(str(seed) for seed in load.seeds),
+    }
+
+
+def stage_manifest(path: Path, session: HostSession, expected: str) -> str:
+    """Put the load manifest onto a host by digest; returns its path there.
+
+    Raises:
+        GateFailed: It is not the one the plan was compiled with.
+    """
+    data = path.read_bytes()
+    found = hashlib.sha256(data).hexdigest()
+    if found != expected:
+        raise GateFailed(
+            "the load manifest changed after the plan was compiled", where=str(path), expected=expected, found=found
+        )
+    staged = f"{session.spec.work_dir}/manifests/{found}{path.suffix}"
+    session.host.put(data, staged)
+    return staged
 
 
 def embed(record: ProgramRecord) -> bodies.Observation:
@@ -412,6 +437,32 @@ def address_of(hosts: tuple[object, ...]) -> str:
     """Address of the first host of a role; loopback for this machine."""
     first = hosts[0] if hosts else None
     return str(getattr(first, "address", None) or "127.0.0.1")
+
+
+def device_pairs(
+    before: Mapping[str, Json], after: Mapping[str, Json], read: Callable[[Json], Any]
+) -> dict[str, tuple[Any, Any]]:
+    """One reading of every GPU that reports it, before and after, by UUID."""
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for name, facts in after.items():
+        earlier = {gpu["uuid"]: read(gpu) for gpu in before[name].get("gpus", ())}
+        for gpu in facts.get("gpus", ()):
+            values = (earlier.get(gpu["uuid"]), read(gpu))
+            if None not in values:
+                pairs[str(gpu["uuid"])] = values
+    return pairs
+
+
+_HARMLESS_REASONS = 0x1 | 0x2
+"""NVML's throttle reasons that slow nothing down: GPU idle, and application clocks as set."""
+
+
+def is_throttled(mask: str) -> bool:
+    """Whether a driver's throttle mask (hexadecimal text) names anything but idleness; unreadable counts as yes."""
+    try:
+        return bool(int(mask, 16) & ~_HARMLESS_REASONS)
+    except ValueError:
+        return True
 
 
 def utc_ns(text: str) -> int:

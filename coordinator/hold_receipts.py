@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from coordinator.errors import CoordinatorError
 from coordinator.evidence import PASS, Clockings, EvidenceWriter, verdict
 from coordinator.guard_client import Json
 from coordinator.hold_commands import guard_row
+from coordinator.session import HostSession
 from coordinator.store import ReceiptId
 from coordinator.window import Window
 from receipts import bodies
 from receipts.fields import Exit, ExitKind, Kind, Outcome, Parent, Position, Row, Subject
+from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
 from windows.hold_table import HostPhase
 from windows.plan import OPENING_STEPS, StepKind
@@ -99,26 +103,10 @@ def write_budget(writer: EvidenceWriter, window: Window, started: Clockings, hol
     bounds_s: dict[StepKind, int] = {kind: plan.step_bounds_s[kind] for kind in OPENING_STEPS if kind in window.step_ns}
     # What is left of the reserve after the restore's own bound is for proof, close and a slow link.
     bounds_s[StepKind.RESTORE] = plan.restore_reserve_s * 2 // 3
-    steps = tuple(
-        bodies.StepBudget(
-            step=kind.value,
-            bound_ns=bound * 10**9,
-            measured_ns=window.step_ns.get(kind),
-            basis="measured",
-            source=hold,
-        )
-        for kind, bound in bounds_s.items()
-    )
-    reserve_ns = (plan.restore_reserve_s - bounds_s[StepKind.RESTORE]) * 10**9
-    body = bodies.BudgetBody(
-        steps=steps,
-        restore_reserve_ns=reserve_ns,
-        total_ns=sum(step.bound_ns for step in steps) + reserve_ns,
-        limit_ns=plan.bound_s * 10**9,
-    )
+    reserve_s = plan.restore_reserve_s - bounds_s[StepKind.RESTORE]
     return writer.write(
         Kind.BUDGET,
-        body,
+        budget_body(bounds_s, window.step_ns, reserve_s, plan.bound_s, source=hold),
         started=started,
         scope="how long lease, snapshot, stop and restore took on these hosts, once",
         not_claimed=("the time of any measured step", "an upper bound: it is one observation"),
@@ -128,6 +116,56 @@ def write_budget(writer: EvidenceWriter, window: Window, started: Clockings, hol
         position=hold_position(writer, window),
         parents=[Parent(kind=Kind.HOLD, sha256=hold, role="first-hold")],
         subjects=[Subject(name="plan", sha256=window.compiled.sha256)],
+    )
+
+
+def write_steps_budget(
+    writer: EvidenceWriter,
+    compiled: CompiledPlan,
+    measured: Mapping[StepKind, int],
+    started: Clockings,
+    session: HostSession,
+) -> ReceiptId:
+    """The budget receipt of a trial: what the steps inside a hold took, once, outside one."""
+    bounds_s = {kind: compiled.plan.step_bounds_s[kind] for kind in measured}
+    return writer.write(
+        Kind.BUDGET,
+        budget_body(bounds_s, measured, compiled.plan.restore_reserve_s, compiled.plan.bound_s, source=None),
+        started=started,
+        scope="how long pair-qualify and the steps of one arm took on this host, once, beside running production",
+        not_claimed=("anything the programs measured", "an upper bound: it is one observation"),
+        evidence=writer.procedure_evidence(),
+        sessions=[session],
+        position=Position(window=f"{writer.campaign}/trial"),
+        subjects=[Subject(name="plan", sha256=compiled.sha256)],
+    )
+
+
+def budget_body(
+    bounds_s: Mapping[StepKind, int],
+    measured: Mapping[StepKind, int],
+    reserve_s: int,
+    limit_s: int,
+    *,
+    source: ReceiptId | None,
+) -> bodies.BudgetBody:
+    """Bounds beside what was measured; the total is what a hold of exactly these steps may take."""
+    steps = tuple(
+        bodies.StepBudget(
+            step=kind.value,
+            bound_ns=bound * 10**9,
+            measured_ns=measured.get(kind),
+            basis="measured",
+            source=source,
+        )
+        for kind, bound in bounds_s.items()
+    )
+    reserve_ns = reserve_s * 10**9
+    return bodies.BudgetBody(
+        steps=steps,
+        restore_reserve_ns=reserve_ns,
+        total_ns=sum(step.bound_ns for step in steps) + reserve_ns,
+        limit_ns=limit_s * 10**9,
     )
 
 

@@ -1,7 +1,7 @@
 """``coordinator init``: a commented site.toml and plan.toml to start from, for this machine.
 
-What can be known is filled in (interpreter, folders, GPUs); what only the operator knows is a line that the reader of the
-file refuses until it is replaced, so an unfinished file can never open a hold.
+What can be known is filled in (interpreter, folders, GPUs); what only the operator knows is a line that the reader of
+the file refuses until it is replaced, so an unfinished file can never open a hold.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coordinator.local import LocalHost
 from coordinator.render import Reporter
 
 _SITE = """\
-# Site file: the hosts, and the production that a hold may stop and must put back. Nothing that is not named here is touched.
+# Site file: the hosts, and the production that a hold may stop and must put back. What is not named is never touched.
 schema = "coordinator/site/v1"
 name = "{name}"
 
@@ -46,7 +46,7 @@ devices = [{devices}]          # GPU UUIDs as nvidia-smi -L prints them, or a na
 """
 
 _PLAN = """\
-# First plan of a site: stop and restore only, on declared bounds. It leaves the budget receipt that every later plan needs.
+# First plan of a site: stop and restore only, on declared bounds. Leaves the budget receipt that later plans need.
 # Run it with: coordinator campaign --plan plan.toml
 schema = "coordinator/plan/v1"
 name = "first-hold"

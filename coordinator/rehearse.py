@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.campaign import open_campaign
-from coordinator.campaign_result import CampaignResult
 from coordinator.campaign_lock import campaign_lock
+from coordinator.campaign_result import CampaignResult
 from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
 from coordinator.data import load_manifest, policy_path, tiny_pair
@@ -94,6 +94,7 @@ def _campaign(
     )
     first = compile_files(files.site, files.first_plan)
     campaign.measure_budget(first)
+    campaign.measure_steps(sessions[0])
     result = campaign.run()
     if result.comparison is not None:
         result.admissions.append(campaign.admit(policy_path("rehearsal")))

@@ -13,10 +13,9 @@ import hashlib
 import shlex
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import paramiko
 
@@ -24,13 +23,15 @@ from coordinator.clock import Clock, SystemClock
 from coordinator.errors import CoordinatorError, HostKeyMismatch, HostTimedOut, HostUnreachable
 from coordinator.host import CommandResult, Outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 _TCP_USER_TIMEOUT_MS = 5000
+_ANSWER_S = 3.0
+"""Within this a living server opens a channel or accepts a command; with the time between probes, a dead one is
+noticed within 6 s."""
+_PROBE_EVERY_NS = 2_500_000_000
 _POLL_S = 0.01
-_PROBE_EVERY_S = 5.0
 _CHUNK = 32768
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+"""What a pinned ssh-rsa key may sign with: the signature of its own name is SHA-1."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class SshHost:
         self._connect_timeout_s = connect_timeout_s
         self._lock = threading.Lock()
         self._transport: paramiko.Transport | None = None
+        self._was_connected = False
 
     @property
     def name(self) -> str:
@@ -73,15 +75,25 @@ class SshHost:
     def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float, cap_bytes: int = 4 << 20
     ) -> CommandResult:
-        """Run one bounded command. The login shell sees one quoted line and nothing from a configuration file."""
+        """Run one bounded command. The login shell sees one quoted line and nothing from a configuration file.
+
+        A command that timed out, or whose link was lost, may still run over there.
+
+        Raises:
+            HostKeyMismatch: The host shows another key; also when it does so in the middle of a window.
+            HostUnreachable: No connection has been possible yet. Once there was one, its loss is an outcome.
+        """
         start = self._clock.monotonic_ns()
         deadline = start + int(timeout_s * 1e9)
-        channel = self._open_channel(timeout_s)
+        channel, why = self._open_channel(timeout_s)
         if channel is None:
-            return CommandResult(Outcome.LINK_LOST, None, b"", b"no channel", False, self._clock.monotonic_ns() - start)
+            lost = Outcome.LINK_LOST
+            return CommandResult(lost, None, b"", why.encode(), False, self._clock.monotonic_ns() - start)
+        exchange = _Exchange(channel, deadline_ns=deadline, cap=cap_bytes, clock=self._clock, probe=self._probe)
         with contextlib.closing(channel):
-            outcome, code, out, err, cut = self._exchange(channel, argv, stdin, deadline, cap_bytes)
-        return CommandResult(outcome, code, out, err, cut, self._clock.monotonic_ns() - start)
+            outcome, code = exchange.run(argv, stdin)
+        elapsed = self._clock.monotonic_ns() - start
+        return CommandResult(outcome, code, bytes(exchange.out), bytes(exchange.err), exchange.truncated, elapsed)
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644) -> str:
         """Upload to a temporary name, check the digest there, rename."""
@@ -146,15 +158,24 @@ class SshHost:
                 self._transport.close()
                 self._transport = None
 
-    def _open_channel(self, timeout_s: float) -> paramiko.Channel | None:
-        # Twice: a connection that died quietly since the last command is replaced once, then the caller decides.
+    def _open_channel(self, timeout_s: float) -> tuple[paramiko.Channel | None, str]:
+        """A channel, or None and why: a connection that died since the last command is replaced once."""
+        why = ""
         for fresh in (False, True):
-            transport = self._connected(force=fresh)
             try:
-                return transport.open_session(timeout=min(timeout_s, self._connect_timeout_s))
-            except (paramiko.SSHException, OSError, EOFError):
-                continue
-        return None
+                transport = self._connected(force=fresh)
+                return transport.open_session(timeout=min(timeout_s, _ANSWER_S)), ""
+            except HostKeyMismatch:
+                raise
+            except HostUnreachable as error:
+                # Nobody has ever answered: the caller has not reached this host. Later it is a link that got lost.
+                if not self._was_connected:
+                    raise
+                why = "; ".join(error.lines())
+                break
+            except (paramiko.SSHException, OSError, EOFError) as error:
+                why = f"{type(error).__name__}: {error}"
+        return None, why
 
     def _connected(self, *, force: bool) -> paramiko.Transport:
         with self._lock:
@@ -163,6 +184,7 @@ class SshHost:
             if self._transport is not None:
                 self._transport.close()
             self._transport = self._connect()
+            self._was_connected = True
             return self._transport
 
     def _connect(self) -> paramiko.Transport:
@@ -180,7 +202,8 @@ class SshHost:
         transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = self._connect_timeout_s
         try:
             # Only the pinned type is offered, so a host cannot answer with another key and be "unknown".
-            transport.get_security_options().key_types = (target.key_type,)
+            is_rsa = target.key_type == "ssh-rsa"
+            transport.get_security_options().key_types = _RSA_SIGNATURES if is_rsa else (target.key_type,)
             transport.start_client(timeout=self._connect_timeout_s)
             self._require_pinned_key(transport, where)
             key = paramiko.PKey.from_path(target.identity_file)
@@ -208,75 +231,118 @@ class SshHost:
                 next_step="find out why before you change the pin",
             )
 
-    def _exchange(
-        self, channel: paramiko.Channel, argv: Sequence[str], stdin: bytes, deadline: int, cap: int
-    ) -> tuple[Outcome, int | None, bytes, bytes, bool]:
-        out, err = bytearray(), bytearray()
-        cut = False
-        try:
-            channel.settimeout(max((deadline - self._clock.monotonic_ns()) / 1e9, 0.1))
-            channel.exec_command(shlex.join(argv))
-            pending = memoryview(stdin)
-            next_probe = self._clock.monotonic_ns() + int(_PROBE_EVERY_S * 1e9)
-            while True:
-                progress = False
-                if pending and channel.send_ready():
-                    sent = channel.send(pending[:_CHUNK])
-                    pending = pending[sent:]
-                    progress = True
-                    if not pending:
-                        channel.shutdown_write()
-                elif not pending and not stdin and not channel.eof_sent:
-                    channel.shutdown_write()
-                for buffer, chunk in self._chunks(channel, out, err):
-                    room = cap - len(buffer)
-                    buffer.extend(chunk[:room])
-                    cut |= len(chunk) > room
-                    progress = True
-                now = self._clock.monotonic_ns()
-                if progress:
-                    next_probe = now + int(_PROBE_EVERY_S * 1e9)
-                    continue
-                if channel.exit_status_ready() and not channel.recv_ready() and not channel.recv_stderr_ready():
-                    return (*self._classify(channel), bytes(out), bytes(err), cut)
-                if channel.closed or not self._alive(channel):
-                    return Outcome.LINK_LOST, None, bytes(out), bytes(err), cut
-                if now >= deadline:
-                    return Outcome.TIMED_OUT, None, bytes(out), bytes(err), cut
-                if now >= next_probe:
-                    if not self._probe():
-                        return Outcome.LINK_LOST, None, bytes(out), bytes(err), cut
-                    next_probe = now + int(_PROBE_EVERY_S * 1e9)
-                self._clock.sleep(_POLL_S)
-        except (paramiko.SSHException, OSError, EOFError):
-            return Outcome.LINK_LOST, None, bytes(out), bytes(err), cut
-
-    @staticmethod
-    def _chunks(channel: paramiko.Channel, out: bytearray, err: bytearray) -> Iterator[tuple[bytearray, bytes]]:
-        if channel.recv_ready():
-            yield out, channel.recv(_CHUNK)
-        if channel.recv_stderr_ready():
-            yield err, channel.recv_stderr(_CHUNK)
-
-    @staticmethod
-    def _alive(channel: paramiko.Channel) -> bool:
-        transport = channel.get_transport()
-        return transport is not None and transport.is_active()
-
-    def _classify(self, channel: paramiko.Channel) -> tuple[Outcome, int | None]:
-        # -1 is three things at once: killed by a signal, no status sent, connection lost. Only the last is told apart.
-        status = channel.recv_exit_status()
-        if status >= 0:
-            return Outcome.EXITED, status
-        return (Outcome.SIGNALLED if self._probe() else Outcome.LINK_LOST), None
-
     def _probe(self) -> bool:
-        """True when the server still opens channels: a stopped sshd keeps its TCP connection and answers nothing."""
+        """Whether the server still opens channels: a stopped sshd keeps its TCP connection and answers nothing."""
         transport = self._transport
         if transport is None or not transport.is_active():
             return False
         try:
-            transport.open_session(timeout=3).close()
+            transport.open_session(timeout=_ANSWER_S).close()
         except (paramiko.SSHException, OSError, EOFError):
+            # A connection that does not answer is given up for everybody who uses it; the next command connects anew.
+            transport.close()
             return False
         return True
+
+
+class _Exchange:
+    """One command on one channel: feeds its input, drains both streams, keeps the deadline.
+
+    Args:
+        probe: Says whether the connection still answers.
+    """
+
+    def __init__(
+        self, channel: paramiko.Channel, *, deadline_ns: int, cap: int, clock: Clock, probe: Callable[[], bool]
+    ) -> None:
+        self.out = bytearray()
+        self.err = bytearray()
+        self.truncated = False
+        self._channel = channel
+        self._deadline_ns = deadline_ns
+        self._cap = cap
+        self._clock = clock
+        self._probe = probe
+
+    def run(self, argv: Sequence[str], stdin: bytes) -> tuple[Outcome, int | None]:
+        """How it ended; what was read stays in ``out`` and ``err``."""
+        try:
+            self._start(argv)
+            return self._until_the_end(memoryview(stdin))
+        except (paramiko.SSHException, OSError, EOFError):
+            return Outcome.LINK_LOST, None
+
+    def _start(self, argv: Sequence[str]) -> None:
+        # paramiko waits for the answer without a bound: a watchdog ends that wait by ending the connection.
+        transport = self._channel.get_transport()
+        watchdog = threading.Timer(_ANSWER_S, transport.close)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            self._channel.exec_command(shlex.join(argv))
+        finally:
+            watchdog.cancel()
+
+    def _until_the_end(self, pending: memoryview) -> tuple[Outcome, int | None]:
+        if not pending:
+            self._channel.shutdown_write()
+        next_probe_ns = self._clock.monotonic_ns() + _PROBE_EVERY_NS
+        while True:
+            ended = self._channel.exit_status_ready()
+            pending, fed = self._feed(pending)
+            moved = self._drain() or fed
+            now_ns = self._clock.monotonic_ns()
+            if moved:
+                next_probe_ns = now_ns + _PROBE_EVERY_NS
+            elif ended:
+                return self._classify()
+            elif self._channel.closed or not self._is_active():
+                return Outcome.LINK_LOST, None
+            if now_ns >= self._deadline_ns:
+                return Outcome.TIMED_OUT, None
+            if now_ns >= next_probe_ns:
+                if not self._probe():
+                    return Outcome.LINK_LOST, None
+                next_probe_ns = self._clock.monotonic_ns() + _PROBE_EVERY_NS
+            if not moved:
+                self._clock.sleep(_POLL_S)
+
+    def _feed(self, pending: memoryview) -> tuple[memoryview, bool]:
+        """Send some of the input; what is left of it, and whether any was sent."""
+        if not pending or not self._channel.send_ready():
+            return pending, False
+        try:
+            sent = self._channel.send(pending[:_CHUNK])
+        except OSError:
+            # A command that ends without reading its input is not a lost link: the loop tells the two apart.
+            return memoryview(b""), False
+        if sent == len(pending):
+            self._channel.shutdown_write()
+        return pending[sent:], True
+
+    def _drain(self) -> bool:
+        """Read what has arrived on either stream; whether anything had."""
+        moved = False
+        if self._channel.recv_ready():
+            self._keep(self.out, self._channel.recv(_CHUNK))
+            moved = True
+        if self._channel.recv_stderr_ready():
+            self._keep(self.err, self._channel.recv_stderr(_CHUNK))
+            moved = True
+        return moved
+
+    def _keep(self, buffer: bytearray, chunk: bytes) -> None:
+        room = self._cap - len(buffer)
+        buffer.extend(chunk[:room])
+        self.truncated |= len(chunk) > room
+
+    def _is_active(self) -> bool:
+        transport = self._channel.get_transport()
+        return transport is not None and transport.is_active()
+
+    def _classify(self) -> tuple[Outcome, int | None]:
+        # -1 is three things at once: killed by a signal, no status sent, connection lost. Only the last is told apart.
+        status = self._channel.recv_exit_status()
+        if status >= 0:
+            return Outcome.EXITED, status
+        return (Outcome.SIGNALLED if self._probe() else Outcome.LINK_LOST), None

@@ -97,6 +97,7 @@ class Window:
         sessions: Connected hosts, programs staged.
         journals: Folder that gets this hold's journal.
         reason: Why, for a person at 3 a.m.
+        head: Returns ``log``, ``head`` and ``sequence`` of the receipt store, or None while it is empty.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Window:
         clock: Clock,
         reporter: Reporter,
         reason: str,
+        head: Callable[[], Json | None] | None = None,
     ) -> None:
         self.compiled = compiled
         self.number = number
@@ -121,6 +123,7 @@ class Window:
         self._clock = clock
         self._reporter = reporter
         self._reason = reason
+        self._head = head
         self._opened_ns = clock.monotonic_ns()
         self._heartbeat: Heartbeat | None = None
         self.journal = Journal(
@@ -158,6 +161,7 @@ class Window:
         self.note(HoldEvent.ADMITTED)
         self._timed(StepKind.LEASE, self._lease)
         self.note(HoldEvent.ALL_LEASED)
+        self._witness("witness_open")
         self._timed(StepKind.SNAPSHOT, self._snapshot)
         self.note(HoldEvent.ALL_SNAPSHOT)
         # Every dead-man is armed before any host stops anything (DECISIONS 33).
@@ -287,12 +291,22 @@ class Window:
             if self.journal.state.phase is Phase.RESTORING:
                 self.step_bound(self.compiled.plan.restore_reserve_s)
                 self._timed(StepKind.RESTORE, self._restore_touched)
+                self._witness_at_close()
                 self._timed(StepKind.CLOSE, self._release)
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
                 self._heartbeat = None
             self.journal.close()
+
+    def _witness_at_close(self) -> None:
+        """Best effort: a guard that cannot keep the head must not keep production from being released."""
+        try:
+            self._witness("witness_close")
+        except GuardRefusal as refusal:
+            self._reporter.error(as_coordinator_error(refusal).lines())
+        except CoordinatorError as error:
+            self._reporter.error(error.lines())
 
     def _record_cause(self, cause: BaseException | None) -> None:
         if cause is None:
@@ -338,6 +352,16 @@ class Window:
             self.note(HoldEvent.ALL_RELEASED)
 
     # -- small parts -------------------------------------------------------------------------------------------
+
+    def _witness(self, moment: Literal["witness_open", "witness_close"]) -> None:
+        """Have every guard keep the store's chain head: a second witness beside the store's owner (DECISIONS 39)."""
+        if self._head is None:
+            return
+        head = self._head()
+        if head is None:
+            return
+        for session in self.sessions:
+            setattr(self.records[session.name], moment, self.act(session, "witness", head))
 
     def _on_all(self, verb: str) -> None:
         in_parallel(self.sessions, lambda session: self.act(session, verb))
