@@ -1,8 +1,8 @@
 """A campaign: HOLD 1 (pair-qualify, A1, B1), HOLD 2 (pair-qualify, B2, A2), comparison, admission.
 
 It orders, it does not judge: gates and comparison are pure functions of ``windows`` over what was fetched, the policy
-is data, and every stage leaves a receipt before the next one starts. A hold that ends badly ends the campaign; production
-is back before anything else happens.
+is data, and every stage leaves a receipt before the next one starts. A hold that ends badly ends the campaign;
+production is back before anything else happens.
 """
 
 from __future__ import annotations
