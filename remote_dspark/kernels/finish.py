@@ -28,6 +28,8 @@ from remote_dspark.kernels.selection import (
     row_min,
     row_prefix,
     row_sum,
+    row_weight_sum,
+    scatter,
 )
 
 # RowError flags, spelled out because device code cannot read an enum
@@ -59,7 +61,7 @@ def emit_tile(keys, candidate_ptrs, row_mask, R: tl.constexpr, K: tl.constexpr, 
     selected, slots, count = place(keys, threshold, above, R, K)
     columns = entries_of(TILE, R)
     first = column(candidate_ptrs, R)
-    tl.store(first + slots, (keys << 16) | columns, mask=selected & column(row_mask, R))
+    scatter(first + slots, (keys << 16) | columns, selected & column(row_mask, R))
     if any_row(count < K, R):
         entries = entries_of(K, R)
         tl.store(first + entries, NO_CANDIDATE, mask=(entries >= column(count, R)) & column(row_mask, R))
@@ -122,7 +124,7 @@ def merge_candidates(
     tile = index // K
     shard = tile // tiles_per_shard
     ids = shard * shard_size + (tile - shard * tiles_per_shard) * TILE + (candidates & 0xFFFF)
-    tl.store(column(merged_ptrs, R) + slots, (keys.to(tl.int64) << 32) | ids.to(tl.int64), mask=selected)
+    scatter(column(merged_ptrs, R) + slots, (keys.to(tl.int64) << 32) | ids.to(tl.int64), selected)
     # the entries are read back by other threads of this program
     tl.debug_barrier()
     return count
@@ -140,10 +142,14 @@ def allocate(weights, leader, R: tl.constexpr, K: tl.constexpr, FLOOR_FIRST: tl.
         tickets int32 [R, K], cumulative tickets int32 [R, K], tickets left after flooring int32 [R].
     """
     entries = entries_of(K, R)
-    total = column(row_sum(weights, R), R)
+    total = column(row_weight_sum(weights, R), R)
     scaled = weights << 24
-    # a product with the FP64 reciprocal is within one of the quotient; the integer remainder then decides
-    counts = (weights.to(tl.float64) * (16777216.0 / total.to(tl.float64))).to(tl.int64)
+    # one Newton step makes the FP32 reciprocal good to 2**-40, so the product is within one of the quotient; the integer
+    # remainder then decides
+    wide = total.to(tl.float64)
+    inverse = (1.0 / total.to(tl.float32)).to(tl.float64)
+    inverse = inverse * (2.0 - wide * inverse)
+    counts = (weights.to(tl.float64) * (16777216.0 * inverse)).to(tl.int64)
     rest = scaled - counts * total
     counts = tl.where(rest < 0, counts - 1, tl.where(rest >= total, counts + 1, counts))
     tickets = counts.to(tl.int32)
@@ -172,8 +178,8 @@ def u64(low, high):
 def finish_rows(
     rows,
     row_mask,
+    candidate_ptrs,
     merged_ptr,
-    count,
     flags,
     control_ptr,
     ids_ptr,
@@ -183,13 +189,18 @@ def finish_rows(
     weights_ptr,
     error_ptr,
     stamp_ptr,
+    num_tiles,
+    tiles_per_shard,
+    shard_size,
     step,
     R: tl.constexpr,
     K: tl.constexpr,
+    TILE: tl.constexpr,
+    N: tl.constexpr,
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
 ):
-    """Normalises, allocates, draws and stores R rows.
+    """Merges, normalises, allocates, draws and stores R rows.
 
     Args:
         rows: int32 [R], row numbers.
@@ -213,6 +224,9 @@ def finish_rows(
     key1 = tl.load(control + 1, mask=row_mask, other=0)
     word0, _ = philox4x32(round_low, position, 1, 0, key0, key1)
     draw = (word0 >> 8).to(tl.int32)
+    count = merge_candidates(
+        candidate_ptrs, merged_ptr + rows * K, row_mask, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N
+    )
     # sticky along the chain; its first position starts afresh
     flags = flags | tl.load(error_ptr + rows, mask=row_mask & (step > 0), other=0)
     flags = flags | tl.where((flags == 0) & (count == 0), ZERO_MASS_FLAG, 0)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from remote_dspark.contract import Q_FLOOR_FIRST
-from remote_dspark.kernels.finish import CONTINUATION_FLAG, emit_tile, finish_rows, merge_candidates, retire
+from remote_dspark.kernels.finish import CONTINUATION_FLAG, emit_tile, finish_rows, retire
 from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key, round_to_bf16
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, require_logits
 
@@ -51,57 +51,57 @@ def _lane_row(w1_ptr, token, start, lanes, RANK: tl.constexpr):
 
 
 @triton.jit
-def _product(w2_ptr, w1_ptr, tokens, first, limit, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
-    """FP32 products of SUB columns, each 8 apart, with R <= 4 rows of W1: [SUB, R], before rounding.
+def _take(bias, index, value, SUB: tl.constexpr, PARTS: tl.constexpr):
+    """Puts the values of one part into its place of [PARTS, SUB]."""
+    return tl.where((tl.arange(0, PARTS) == index)[:, None], tl.reshape(value, [1, SUB]), bias)
 
-    The rows share one read of W2. ``tokens`` is a tuple of four scalars; only the first R count. Columns from ``limit``
-    on are not read and give 0.
+
+@triton.jit
+def markov_bias_tile(
+    w2_ptr, w1_ptr, tokens, base, limit, TILE: tl.constexpr, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr
+):
+    """Bias of one tile for R <= 4 rows, rounded to BF16: float32 [R, TILE].
+
+    The rows share one read of W2. Parts of SUB columns follow each other, so that the partial sums fit in registers.
+    ``tokens`` is a tuple of four scalars of which the first R count. Columns from ``limit`` on are not read and give 0.
     """
-    columns = first + tl.arange(0, SUB) * 8
+    PARTS: tl.constexpr = TILE // SUB
     lanes = tl.arange(0, LANES)
-    real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
-    w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
-    sum0 = tl.zeros([SUB, LANES], tl.float32)
-    sum1 = tl.zeros([SUB, LANES], tl.float32)
-    sum2 = tl.zeros([SUB, LANES], tl.float32)
-    sum3 = tl.zeros([SUB, LANES], tl.float32)
-    for start in tl.static_range(0, RANK, LANES):
-        w2 = bf16_to_f32(tl.load(w2_tile + start, mask=real, other=0))
-        sum0 += w2 * _lane_row(w1_ptr, tokens[0], start, lanes, RANK)
+    bias0 = tl.zeros([PARTS, SUB], tl.float32)
+    bias1 = bias0
+    bias2 = bias0
+    bias3 = bias0
+    for part in range(PARTS):
+        columns = base + part * SUB + tl.arange(0, SUB)
+        real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
+        w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
+        sum0 = tl.zeros([SUB, LANES], tl.float32)
+        sum1 = sum0
+        sum2 = sum0
+        sum3 = sum0
+        for start in tl.static_range(0, RANK, LANES):
+            w2 = bf16_to_f32(tl.load(w2_tile + start, mask=real, other=0))
+            sum0 += w2 * _lane_row(w1_ptr, tokens[0], start, lanes, RANK)
+            if R > 1:
+                sum1 += w2 * _lane_row(w1_ptr, tokens[1], start, lanes, RANK)
+            if R > 2:
+                sum2 += w2 * _lane_row(w1_ptr, tokens[2], start, lanes, RANK)
+                sum3 += w2 * _lane_row(w1_ptr, tokens[3], start, lanes, RANK)
+        bias0 = _take(bias0, part, _tree(sum0, SUB), SUB, PARTS)
         if R > 1:
-            sum1 += w2 * _lane_row(w1_ptr, tokens[1], start, lanes, RANK)
+            bias1 = _take(bias1, part, _tree(sum1, SUB), SUB, PARTS)
         if R > 2:
-            sum2 += w2 * _lane_row(w1_ptr, tokens[2], start, lanes, RANK)
-            sum3 += w2 * _lane_row(w1_ptr, tokens[3], start, lanes, RANK)
+            bias2 = _take(bias2, part, _tree(sum2, SUB), SUB, PARTS)
+            bias3 = _take(bias3, part, _tree(sum3, SUB), SUB, PARTS)
     if R == 1:
-        result = tl.reshape(_tree(sum0, SUB), [SUB, 1])
+        bias = tl.reshape(bias0, [1, TILE])
     elif R == 2:
-        result = tl.join(_tree(sum0, SUB), _tree(sum1, SUB))
+        bias = tl.trans(tl.join(tl.reshape(bias0, [TILE]), tl.reshape(bias1, [TILE])))
     else:
-        even = tl.join(_tree(sum0, SUB), _tree(sum2, SUB))
-        odd = tl.join(_tree(sum1, SUB), _tree(sum3, SUB))
-        result = tl.reshape(tl.join(even, odd), [SUB, 4])
-    return result
-
-
-@triton.jit
-def _four_parts(w2_ptr, w1_ptr, tokens, first, limit, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
-    """Products of columns first + 8 i + 4 a + 2 b: [SUB, R, a, b]."""
-    part0 = _product(w2_ptr, w1_ptr, tokens, first, limit, SUB, R, RANK)
-    part1 = _product(w2_ptr, w1_ptr, tokens, first + 2, limit, SUB, R, RANK)
-    part2 = _product(w2_ptr, w1_ptr, tokens, first + 4, limit, SUB, R, RANK)
-    part3 = _product(w2_ptr, w1_ptr, tokens, first + 6, limit, SUB, R, RANK)
-    return tl.join(tl.join(part0, part2), tl.join(part1, part3))
-
-
-@triton.jit
-def markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr):
-    """Bias of one tile, rounded to BF16: float32 [R, TILE]; in eight parts so that the partial sums fit in registers."""
-    SUB: tl.constexpr = TILE // 8
-    even = _four_parts(w2_ptr, w1_ptr, tokens, base, limit, SUB, R, RANK)
-    odd = _four_parts(w2_ptr, w1_ptr, tokens, base + 1, limit, SUB, R, RANK)
-    ordered = tl.permute(tl.join(even, odd), [1, 0, 2, 3, 4])
-    return round_to_bf16(tl.reshape(ordered, [R, TILE]))
+        even = tl.join(tl.reshape(bias0, [TILE]), tl.reshape(bias2, [TILE]))
+        odd = tl.join(tl.reshape(bias1, [TILE]), tl.reshape(bias3, [TILE]))
+        bias = tl.trans(tl.reshape(tl.join(even, odd), [TILE, 4]))
+    return round_to_bf16(bias)
 
 
 @triton.jit
@@ -127,6 +127,7 @@ def markov_bias_kernel(
     vocab_size,
     bias_stride,
     TILE: tl.constexpr,
+    SUB: tl.constexpr,
     R: tl.constexpr,
     RANK: tl.constexpr,
 ):
@@ -136,7 +137,7 @@ def markov_bias_kernel(
     tokens = tl.load(token_ptr + rows)
     if R == 1:
         tokens = tl.max(tokens, axis=0)
-    bias = markov_bias_tile(w2_ptr, w1_ptr, _scalars(tokens, rows, R), base, vocab_size, TILE, R, RANK)
+    bias = markov_bias_tile(w2_ptr, w1_ptr, _scalars(tokens, rows, R), base, vocab_size, TILE, SUB, R, RANK)
     columns = base + tl.arange(0, TILE)
     bits = (bias.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
     out = bias_ptr + rows[:, None].to(tl.int64) * bias_stride + columns[None, :]
@@ -175,6 +176,7 @@ def markov_head_kernel(
     RANK: tl.constexpr,
     K: tl.constexpr,
     TILE: tl.constexpr,
+    SUB: tl.constexpr,
     N: tl.constexpr,
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
@@ -224,6 +226,7 @@ def markov_head_kernel(
         R,
         RANK,
         TILE,
+        SUB,
     )
     candidates = candidate_ptr + rows * (num_tiles * K)
     top = emit_tile(keys, candidates + tile * K, exists, R, K, TILE)
@@ -233,14 +236,11 @@ def markov_head_kernel(
         flags = flags | tl.where(known, 0, CONTINUATION_FLAG)
         tl.store(counter_ptr, 0)
         tl.store(flag_ptr + rows, flags * 0, mask=exists)
-        count = merge_candidates(
-            candidates, merged_ptr + rows * K, exists, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N
-        )
         finish_rows(
             rows,
             exists,
+            candidates,
             merged_ptr,
-            count,
             flags,
             control_ptr,
             ids_ptr,
@@ -250,9 +250,14 @@ def markov_head_kernel(
             weights_ptr,
             error_ptr,
             stamp_ptr,
+            num_tiles,
+            tiles_per_shard,
+            shard_size,
             step,
             R,
             K,
+            TILE,
+            N,
             FLOOR_FIRST,
             EMIT_WEIGHTS,
         )
@@ -277,6 +282,7 @@ def _tile_keys(
     R: tl.constexpr,
     RANK: tl.constexpr,
     TILE: tl.constexpr,
+    SUB: tl.constexpr,
 ):
     """Order keys of the corrected logits of one tile: int32 [TILE], or [R, TILE] for several rows."""
     if R == 1:
@@ -287,7 +293,7 @@ def _tile_keys(
             bias = bf16_to_f32(tl.load(line + columns, mask=real, other=0))
         else:
             tokens = _scalars(previous, rows, 1)
-            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, 1, RANK), [TILE])
+            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, SUB, 1, RANK), [TILE])
     else:
         real = (columns < limit)[None, :] & exists[:, None]
         at = rows[:, None] * logits_stride + columns[None, :]
@@ -296,7 +302,7 @@ def _tile_keys(
         bias = bf16_to_f32(tl.load(line[:, None] + columns[None, :], mask=real & cached[:, None], other=0))
         if tl.min(cached.to(tl.int32), axis=0) == 0:
             tokens = _scalars(previous, rows, R)
-            computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, R, RANK)
+            computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, SUB, R, RANK)
             bias = tl.where(cached[:, None], bias, computed)
     return order_key(bf16_to_f32(logits) + bias)
 
@@ -313,6 +319,7 @@ def launch_markov_position(
     slots: torch.Tensor,
     cache: torch.Tensor,
     prefetch_bytes: int = 0,
+    part: int = 64,
 ) -> None:
     """Launches one position whose rows may be cached or not, on the current stream.
 
@@ -373,6 +380,7 @@ def launch_markov_position(
         RANK=rank,
         K=settings.k,
         TILE=tiling.tile,
+        SUB=min(part, tiling.tile),
         N=triton.next_power_of_2(tiling.num_tiles * settings.k),
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
@@ -404,6 +412,7 @@ def fill_bias_rows(
         vocab_size,
         out.stride(0),
         TILE=tile,
+        SUB=min(64, tile),
         R=tokens.shape[0],
         RANK=rank,
         num_warps=4,

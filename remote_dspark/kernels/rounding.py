@@ -69,9 +69,11 @@ def fixed_weight(exponent):
     """
     # below exp(-27) everything is 0, so the clamp changes nothing; it also keeps a refused row's NaN out of the integers
     bounded = tl.where(exponent > -60.0, tl.minimum(exponent, 0.0), -60.0)
-    whole = tl.floor(bounded * 1.4426950408889634 + 0.5)
+    # adding 1.5 * 2**23 rounds to an integer and leaves it in the low bits: no conversion instructions, which are slow
+    shifted = tl.math.fma(bounded, 1.4426950408889634, 12582912.0)
+    whole = shifted - 12582912.0
     rest = tl.math.fma(whole, -0.693359375, bounded)
     rest = tl.math.fma(whole, 2.12194440e-4, rest)
-    scale = ((whole.to(tl.int32) + (127 + 38)) << 23).to(tl.float32, bitcast=True)
-    scaled = tl.exp2(rest * 1.4426950408889634) * scale
-    return tl.floor(scaled).to(tl.int64)
+    scale = ((shifted.to(tl.int32, bitcast=True) << 23) + ((127 + 38) << 23)).to(tl.float32, bitcast=True)
+    # the conversion truncates, which is the floor of a non-negative number
+    return (tl.exp2(rest * 1.4426950408889634) * scale).to(tl.int64)

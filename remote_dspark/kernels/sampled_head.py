@@ -21,7 +21,6 @@ from remote_dspark.kernels.finish import (
     CONTINUATION_FLAG,
     emit_tile,
     finish_rows,
-    merge_candidates,
     retire,
 )
 from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key
@@ -94,14 +93,11 @@ def sampled_head_kernel(
         flags = tl.load(flag_ptr + row, cache_modifier=".cg") | bad_previous
         tl.store(counter_ptr + row, 0)
         tl.store(flag_ptr + row, 0)
-        count = merge_candidates(
-            candidates, merged_ptr + row * K, exists, num_tiles, tiles_per_shard, shard_size, 1, K, TILE, N
-        )
         finish_rows(
             row,
             exists,
+            candidates,
             merged_ptr,
-            count,
             flags,
             control_ptr,
             ids_ptr,
@@ -111,9 +107,14 @@ def sampled_head_kernel(
             weights_ptr,
             error_ptr,
             stamp_ptr,
+            num_tiles,
+            tiles_per_shard,
+            shard_size,
             step,
             1,
             K,
+            TILE,
+            N,
             FLOOR_FIRST,
             EMIT_WEIGHTS,
         )

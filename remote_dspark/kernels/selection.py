@@ -12,6 +12,9 @@ import triton.language as tl
 
 from remote_dspark.kernels.rounding import KEY_LOWEST
 
+HAS_ASSEMBLY = tl.constexpr(not triton.knobs.runtime.interpret)
+"""Under the CPU interpreter there is no inline assembly."""
+
 
 @triton.jit
 def column(values, R: tl.constexpr):
@@ -48,6 +51,17 @@ def row_min(values, R: tl.constexpr):
 def row_sum(values, R: tl.constexpr):
     """Sum of each row."""
     return tl.sum(values, axis=0 if R == 1 else 1)
+
+
+@triton.jit
+def row_weight_sum(weights, R: tl.constexpr):
+    """int64 sum of each row's fixed-point weights (at most 2**38 each, at most 4,096 of them), by two int32 sums.
+
+    A 32-bit sum over a warp is one instruction; a 64-bit one is ten exchanges.
+    """
+    low = row_sum((weights & 0x7FFFF).to(tl.int32), R)
+    high = row_sum((weights >> 19).to(tl.int32), R)
+    return (high.to(tl.int64) << 19) + low
 
 
 @triton.jit
@@ -88,7 +102,7 @@ def kth_key(keys, top, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
         keys: int32 [N] or [R, N], `rounding.order_key`; excluded columns below `KEY_LOWEST`.
         top: int32 per row, their maximum.
         R: Rows.
-        N: Keys of a row, a power of two, at most 65,536.
+        N: Keys of a row, a power of two, at most 32,768.
         K: Entries wanted, at most N.
 
     Returns:
@@ -100,15 +114,55 @@ def kth_key(keys, top, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     # invariant: the K-th key is in [low, high], and exactly `above` keys exceed high
     while any_row(low < high, R):
         active = low < high
-        middle = (low + high + 1) >> 1
-        count = row_sum((keys >= column(middle, R)).to(tl.int32), R)
-        rises = active & (count > K)
-        falls = active & (count <= K)
+        # two pivots a round: a round costs a trip between warps, a second comparison next to nothing
+        span = high - low - 1
+        lower = low + 1 + span // 3
+        upper = low + 1 + span * 2 // 3
+        # both counts fit 16 bits, so one sum serves two
+        pair = (keys >= column(lower, R)).to(tl.int32) | ((keys >= column(upper, R)).to(tl.int32) << 16)
+        counts = row_sum(pair, R)
+        lower_count = counts & 0xFFFF
+        upper_count = counts >> 16
+        exact = (upper_count == K) | (lower_count == K)
         # with exactly K the set is complete: name the key just below it
-        low = tl.where(rises, middle, tl.where(falls & (count == K), middle - 1, low))
-        high = tl.where(falls, middle - 1, high)
-        above = tl.where(falls, count, above)
+        pivot = tl.where(upper_count >= K, upper, lower)
+        next_low = tl.where(upper_count > K, upper, tl.where(lower_count > K, lower, low))
+        next_high = tl.where(upper_count > K, high, tl.where(lower_count > K, upper - 1, lower - 1))
+        next_above = tl.where(upper_count > K, above, tl.where(lower_count > K, upper_count, lower_count))
+        low = tl.where(active, tl.where(exact, pivot - 1, next_low), low)
+        high = tl.where(active, tl.where(exact, pivot - 1, next_high), high)
+        above = tl.where(active, tl.where(exact, K, next_above), above)
     return low, above
+
+
+@triton.jit
+def scatter(pointers, values, mask):
+    """Stores values at scattered addresses without moving them to another layout first.
+
+    A plain store of scattered addresses makes the compiler regroup addresses, values and mask through shared memory,
+    which takes longer than the store. The interpreter has no assembly and uses the plain store.
+    """
+    if HAS_ASSEMBLY:
+        if values.dtype == tl.int64:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,l,r",
+                [pointers.to(tl.int64), values, mask.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+        else:
+            tl.inline_asm_elementwise(
+                "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b32 [$1], $2; mov.u32 $0, 0; }",
+                "=r,l,r,r",
+                [pointers.to(tl.int64), values, mask.to(tl.int32)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+    else:
+        tl.store(pointers, values, mask=mask)
 
 
 @triton.jit

@@ -43,6 +43,12 @@ def _f32_of_key(key):
 
 
 @triton.jit
+def _greater(left, right):
+    """The greater value; NaN wins, so that a bad value anywhere in a row reaches its maximum."""
+    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE: tl.constexpr):
     """First column and columns of a tile, and which of them are real and in its shard."""
     shard = tile // tiles_per_shard
@@ -68,7 +74,7 @@ def target_max_kernel(
     row = tl.program_id(1)
     _, columns, real = _tile_columns(tl.program_id(0), vocab_size, shard_size, tiles_per_shard, TILE)
     values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
-    tl.atomic_max(top_ptr + row, tl.max(_f32_key(values), axis=0), sem="relaxed")
+    tl.atomic_max(top_ptr + row, _f32_key(tl.reduce(values, 0, _greater)), sem="relaxed")
 
 
 @triton.jit
@@ -119,8 +125,8 @@ def _draft_rows(
     """Proposed tokens, support and tickets of all draft rows of a request, and whether all could have been drawn.
 
     Returns:
-        tokens int32 [D2], ids int32 [D2, K] (-1 beyond a row's entries), tickets int64 [D2, K], tickets of the token
-        int64 [D2], is_valid (scalar).
+        tokens int32 [D2], ids int32 [D2, K] (-1 beyond a row's entries), tickets int32 [D2, K], tickets of the token
+        int32 [D2], is_valid (scalar).
     """
     drafted = steps < num_draft
     line = request * D + steps
@@ -128,10 +134,13 @@ def _draft_rows(
     counts = tl.load(count_ptr + line, mask=drafted, other=0)
     entries = tl.arange(0, K)[None, :]
     present = (entries < counts[:, None]) & drafted[:, None]
+    # loaded without waiting for the counts
+    inside = drafted[:, None] & (entries >= 0)
     at = line[:, None] * K + entries
-    ids = tl.load(ids_ptr + at, mask=present, other=-1)
-    before = tl.load(ids_ptr + at - 1, mask=present & (entries > 0), other=-1)
-    tickets = (tl.load(q_ptr + at, mask=present, other=0.0) * 16777216.0).to(tl.int64)
+    ids = tl.where(present, tl.load(ids_ptr + at, mask=inside, other=-1), -1)
+    before = tl.load(ids_ptr + at - 1, mask=inside & (entries > 0), other=-1)
+    tickets = (tl.load(q_ptr + at, mask=inside, other=0.0) * 16777216.0).to(tl.int32)
+    tickets = tl.where(present, tickets, 0)
     # a greedy row has no entries and stands for all tickets at its token
     one_hot = drafted & (counts == 0) & greedy
     ids = tl.where(one_hot[:, None] & (entries == 0), tokens[:, None], ids)
@@ -203,6 +212,8 @@ def _draw_from_row(
 @triton.jit
 def _verify_request(
     request,
+    num_draft,
+    first_row,
     target_ptr,
     target_stride,
     top_ptr,
@@ -231,8 +242,6 @@ def _verify_request(
 ):
     """Everything that one request needs after its rows are summed."""
     control = control_ptr + request * 16
-    num_draft = tl.load(control + 11)
-    first_row = tl.load(control + 12)
     key0 = tl.load(control)
     key1 = tl.load(control + 1)
     round_low = tl.load(control + 2)
@@ -280,10 +289,11 @@ def _verify_request(
     # the deciding row: the rejected one, or the bonus row, which has no support and so loses nothing
     here = steps == num_accepted
     total = _pick(totals, steps, num_accepted)
+    row_top = _pick(safe, steps, num_accepted)
     row_ids = tl.sum(tl.where(here[:, None], ids + 1, 0), axis=0) - 1
-    row_tickets = tl.sum(tl.where(here[:, None], tickets, 0), axis=0)
-    weights = tl.sum(tl.where(here[:, None], fixed_weight(at_ids - safe[:, None]), 0), axis=0)
-    lost = _lost(weights, row_tickets, total)
+    row_tickets = tl.sum(tl.where(here[:, None], tickets, 0), axis=0).to(tl.int64)
+    row_values = tl.sum(tl.where(here[:, None], at_ids, 0.0), axis=0)
+    lost = _lost(fixed_weight(row_values - row_top), row_tickets, total)
     mass = total - tl.sum(lost, axis=0)
     is_zero = mass <= 0
     lost = tl.where(is_zero, 0, lost)
@@ -295,7 +305,7 @@ def _verify_request(
     row_sums = tl.sum(tl.where(here[:, None], sums, 0), axis=0)
     final = _draw_from_row(
         target_ptr + row.to(tl.int64) * target_stride,
-        _pick(safe, steps, num_accepted),
+        row_top,
         row_sums,
         row_ids,
         lost,
@@ -377,6 +387,8 @@ def verify_kernel(
             tl.store(counter_ptr + request, 0)
             _verify_request(
                 request,
+                num_draft,
+                row - step,
                 target_ptr,
                 target_stride,
                 top_ptr,
