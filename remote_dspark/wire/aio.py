@@ -214,6 +214,8 @@ class AsyncDrafterClient(asyncio.Protocol):
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._lost.wait()
+            # With TLS the socket below goes one turn of the loop later.
+            await asyncio.sleep(0)
         except TimeoutError:
             self._transport.abort()
 

@@ -376,6 +376,8 @@ class Connection(asyncio.Protocol):
         self._let_go(why)
 
     def _let_go(self, why: str) -> None:
+        if self._is_over:
+            return
         log.warning("connection of session %#x ended: %s", self.session.session, why)
         count(self.session.counters, DEADLINE)
         self._is_over = True

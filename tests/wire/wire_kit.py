@@ -183,6 +183,9 @@ class LiveServer:
 
     def stop(self) -> None:
         self.run(self.server.close())
+        # Half-done TLS handshakes are asyncio's, not yet ours: let their sockets go before the loop does.
+        listener = self.server._server
+        self.until(lambda: listener._active_count == 0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
