@@ -29,6 +29,9 @@ bench: env-dev ## CPU benchmarks against named peers; table and build/bench.json
 soak: env-dev ## long seeded proofs, resumable
 	@$(PY) scripts/soak.py $(ARGS)
 
+chaos: env-dev ## seeded random fault schedules on real hosts, resumable (root only)
+	@$(PY) scripts/chaos.py $(ARGS)
+
 wheels: env-dev ## the two wheels into dist/
 	@$(PY) -m pip wheel -q --no-deps --no-build-isolation -w dist . packaging/remote-dspark
 
