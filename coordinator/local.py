@@ -78,9 +78,9 @@ class LocalHost:
     def put(self, data: bytes, path: str, *, mode: int = 0o644) -> str:
         """Write through a temporary file, fsync, rename; return the sha256."""
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
+            target.parent.mkdir(parents=True, exist_ok=True)
             with temporary.open("wb") as stream:
                 stream.write(data)
                 stream.flush()
@@ -88,7 +88,8 @@ class LocalHost:
             temporary.chmod(mode)
             temporary.replace(target)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise HostUnreachable(f"cannot write {path}: {error.strerror}", where=self._name) from error
         return hashlib.sha256(data).hexdigest()
 
@@ -112,8 +113,11 @@ class LocalHost:
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """Read a small file."""
-        with Path(path).open("rb") as stream:
-            data = stream.read(max_bytes + 1)
+        try:
+            with Path(path).open("rb") as stream:
+                data = stream.read(max_bytes + 1)
+        except OSError as error:
+            raise HostUnreachable(f"cannot read {path}", where=self._name, found=str(error.strerror)) from error
         if len(data) > max_bytes:
             raise CoordinatorError(
                 "a file is larger than allowed", where=f"{self._name}:{path}", expected=f"at most {max_bytes} bytes"
@@ -142,7 +146,8 @@ class _Drain(threading.Thread):
 
     def run(self) -> None:
         with self._stream:
-            while chunk := self._stream.read(65536):
+            # Not `read`: it waits for a full block, and loses it when a grandchild keeps the stream open.
+            while chunk := os.read(self._stream.fileno(), 65536):
                 room = self._cap - self._size
                 self._chunks.append(chunk[:room])
                 self._size += min(len(chunk), room)

@@ -28,6 +28,7 @@ _ANSWER_S = 3.0
 """Within this a living server opens a channel or accepts a command; with the time between probes, a dead one is
 noticed within 6 s."""
 _PROBE_EVERY_NS = 2_500_000_000
+_LATE_OUTPUT_NS = 500_000_000
 _POLL_S = 0.01
 _CHUNK = 32768
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
@@ -287,15 +288,21 @@ class _Exchange:
         if not pending:
             self._channel.shutdown_write()
         next_probe_ns = self._clock.monotonic_ns() + _PROBE_EVERY_NS
+        ended_ns = 0
         while True:
+            # Asked before reading, so that what came together with the status is read.
             ended = self._channel.exit_status_ready()
+            is_complete = self._channel.eof_received or self._channel.closed
             pending, fed = self._feed(pending)
             moved = self._drain() or fed
             now_ns = self._clock.monotonic_ns()
             if moved:
                 next_probe_ns = now_ns + _PROBE_EVERY_NS
             elif ended:
-                return self._classify()
+                ended_ns = ended_ns or now_ns
+                # The status may overtake the output; a grandchild that keeps the stream open is not waited for.
+                if is_complete or now_ns - ended_ns > _LATE_OUTPUT_NS:
+                    return self._classify()
             elif self._channel.closed or not self._is_active():
                 return Outcome.LINK_LOST, None
             if now_ns >= self._deadline_ns:
