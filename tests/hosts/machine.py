@@ -254,9 +254,7 @@ class Machine:
             raise LabError(f"{self.name} is off")
         enter = ["nsenter", "-t", str(pid), "-m", "-u", "-i", "-n", "-p", "-C", f"--root=/proc/{pid}/root", "--wd=/"]
         env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C.UTF-8"}
-        done = subprocess.run(
-            [*enter, *argv], input=stdin, capture_output=True, check=False, env=env, timeout=timeout_s
-        )
+        done = subprocess.run([*enter, *argv], input=stdin, capture_output=True, check=False, env=env, timeout=60)
         if check and done.returncode:
             raise LabError(f"{self.name}: {' '.join(argv)}: {done.returncode} {done.stderr.decode()[-400:]}")
         return done.stdout.decode("utf-8", "replace")
