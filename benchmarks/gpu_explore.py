@@ -6,13 +6,15 @@ import sys
 import time
 
 import torch
+import triton
+import triton.language as tl
 
 from benchmarks.gpu_inputs import DEPTH, VOCAB, HeadInputs, make_head_inputs
 from benchmarks.gpu_timing import time_graph
 from remote_dspark.kernels import checks, sampled_head
 from remote_dspark.kernels.markov_head import launch_markov_position
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling, launch_position
-from remote_dspark.kernels.verifier import VerifierBuffers, VerifierSettings, launch_verify
+from remote_dspark.kernels.verifier import VerifierBuffers, VerifierSettings, launch_verify, target_max_kernel
 
 
 def cached_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int):
@@ -32,7 +34,7 @@ def cached_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int):
     return body
 
 
-def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefetch: int):
+def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefetch: int, part: int):
     rows = inputs.control.shape[0]
     buffers = HeadBuffers(settings, DEPTH, rows, "cuda")
 
@@ -42,7 +44,7 @@ def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefe
             for step in range(DEPTH):
                 launch_markov_position(
                     settings, buffers, step, inputs.logits[chain, step], inputs.control, previous, inputs.w1,
-                    inputs.w2, inputs.no_slots, inputs.cache, prefetch,
+                    inputs.w2, inputs.no_slots, inputs.cache, prefetch, part,
                 )
                 previous = buffers.token[step]
 
@@ -68,10 +70,10 @@ def cached(variants, rows_list) -> None:
 def markov(variants, rows_list) -> None:
     for rows in rows_list:
         inputs = make_head_inputs(rows, 4)
-        for tile, warps, overlap, prefetch in variants:
+        for tile, warps, overlap, prefetch, part in variants:
             settings = HeadSettings(Tiling(VOCAB, tile, 1, warps), overlap=overlap)
-            name = f"markov B={rows} tile={tile} warps={warps} overlap={overlap} prefetch={prefetch}"
-            report(name, markov_body(inputs, settings, 4, prefetch), 20)
+            name = f"markov B={rows} tile={tile} warps={warps} overlap={overlap} prefetch={prefetch} part={part}"
+            report(name, markov_body(inputs, settings, 4, prefetch, part), 20)
 
 
 def verifier(variants) -> None:
@@ -99,6 +101,47 @@ def verifier(variants) -> None:
                 launch_verify(settings, buffers, base, *arguments)
 
         report(f"verify 4x6 tile={tile} warps={warps} overlap={overlap}", body, 20)
+        if not overlap:
+            shape = (VOCAB, VOCAB, settings.tiling.num_tiles)
+
+            def maxima(settings=settings, buffers=buffers, shape=shape) -> None:
+                for _ in range(20):
+                    target_max_kernel[(settings.tiling.num_tiles, 24)](
+                        base, base.stride(0), buffers.top, *shape, TILE=settings.tiling.tile, OVERLAP=False,
+                        num_warps=settings.tiling.num_warps,
+                    )
+
+            report(f"  its first kernel alone tile={tile} warps={warps}", maxima, 20)
+
+
+@triton.jit
+def read_kernel(source_ptr, out_ptr, length, BLOCK: tl.constexpr):
+    """Reads a block of int32 and keeps its maximum: the cheapest honest use of every byte."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    values = tl.load(source_ptr + at, mask=at < length, other=0)
+    tl.store(out_ptr + tl.program_id(0), tl.max(values, axis=0))
+
+
+def read_body(tensors, block: int, warps: int):
+    words = [tensor.view(torch.int32).reshape(-1) for tensor in tensors]
+    programs = triton.cdiv(words[0].numel(), block)
+    out = torch.zeros(programs, device="cuda", dtype=torch.int32)
+
+    def body() -> None:
+        for call in range(20):
+            source = words[call % len(words)]
+            read_kernel[(programs,)](source, out, source.numel(), BLOCK=block, num_warps=warps)
+
+    return body
+
+
+def reads() -> None:
+    w2 = [torch.randn(VOCAB, 256, device="cuda").to(torch.bfloat16) for _ in range(4)]
+    for block, warps in ((8192, 8), (16384, 8)):
+        report(f"read one W2 block={block}", read_body(w2[:1], block, warps), 20)
+        report(f"read four W2 in turn block={block}", read_body(w2, block, warps), 20)
+    rows = torch.randn(24, VOCAB, device="cuda")
+    report("read 24 target rows (hot)", read_body([rows], 4096, 8), 20)
 
 
 def ceilings() -> None:
@@ -119,17 +162,18 @@ if __name__ == "__main__":
     begin = time.time()
     for what in sys.argv[1:]:
         if what == "check":
-            for kind in ("plain", "ties", "flat", "masked", "wide", "greedy", "bad"):
-                print(kind, checks.check_head("cuda", VOCAB, tile=2048, seeds=range(1), kinds=(kind,)).found, flush=True)
-            print(checks.check_verifier("cuda", 20_011, tile=2048, seeds=range(2)), flush=True)
+            print(checks.check_head("cuda", VOCAB, tile=2048, seeds=range(1)), flush=True)
+            print(checks.check_verifier("cuda", 20_011, tile=4096, seeds=range(2)), flush=True)
         elif what == "ceilings":
             ceilings()
+        elif what == "reads":
+            reads()
         elif what == "cached":
-            cached([(t, w, o) for t, w in ((2048, 4), (4096, 4), (4096, 8), (1024, 4), (1024, 2), (8192, 8)) for o in (False, True)], (1, 4))
+            cached([(2048, 4, False), (2048, 8, False), (4096, 8, False)], (1, 4))
         elif what == "markov":
-            markov([(512, 8, False, 0), (512, 8, True, 0), (512, 8, True, 65536), (512, 8, True, 262144), (1024, 8, True, 0), (1024, 8, True, 262144)], (1,))
-            markov([(512, 8, False, 0), (1024, 8, True, 0)], (4,))
+            markov([(1024, 8, False, 0, 64), (1024, 8, True, 0, 64), (1024, 8, True, 262144, 64), (1024, 16, False, 0, 64)], (1,))
+            markov([(1024, 8, False, 0, 32), (1024, 8, True, 262144, 32)], (4,))
         elif what == "verify":
-            verifier([(t, w, o) for t, w in ((2048, 4), (4096, 4), (4096, 8), (8192, 8)) for o in (False, True)])
+            verifier([(t, w, o) for t, w in ((2048, 4), (4096, 8)) for o in (False, True)])
         print(f"[{what}: {time.time() - begin:.0f} s]", flush=True)
     print(sampled_head.__name__)
