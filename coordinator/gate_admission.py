@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.clock import Clock, SystemClock
+from coordinator.data import policy_path
+from coordinator.errors import UsageError
 from coordinator.evidence import EvidenceWriter
-from coordinator.render import Reporter
-from coordinator.store import ReceiptId, Store
+from coordinator.identity import source_digests
+from coordinator.render import Reporter, print_json
+from coordinator.store import ReceiptId, Signer, Store
+from coordinator.store_files import read_file
+from coordinator.store_marks import Marks
+from coordinator.store_verify import StoreVerdict, Trust, read_anchor, read_signers, verify_store, walk
 from receipts.errors import ReceiptError
 from receipts.fields import Evidence, Kind, Parent, Position, Subject
-from receipts.findings import Finding, LogReport, Options, Verified
 from receipts.gates import Decision, Facts, Record, decide, record
-from receipts.policy import parse_policy
-from receipts.sums import parse_sums
-from receipts.verify import LogVerifier
+from receipts.policy import Policy, parse_policy
+from receipts.signing import load_signer
+from windows.exit_codes import ExitCode
 
 FINAL_STAGE = "final"
+
+__all__ = ["Admission", "AdmitRequest", "StoreVerdict", "admit_store", "run_admit", "verify_store"]
 
 
 @dataclass(frozen=True)
@@ -39,74 +46,124 @@ class Admission:
         return {
             "policy": self.decision.policy.document.name,
             "policy_sha256": self.decision.policy.sha256,
+            "stage": self.decision.stage,
+            "plan_sha256": self.decision.plan_sha256,
             "result": self.decision.result,
             "receipt": self.receipt,
+            "inputs": [{"kind": item.kind, "sha256": item.id} for item in self.decision.inputs],
             "rows": rows,
         }
 
-    def render(self, reporter: Reporter) -> None:
-        """The result, and every rule that did not hold."""
+    def render(self, reporter: Reporter, *, explain: bool = False) -> None:
+        """The result and every rule that did not hold; with ``explain``, every rule and every input."""
         name = self.decision.policy.document.name
-        wrong = [row for row in self.decision.rows if row.ok is not True]
-        rows = [(row.field, row.expected, row.found) for row in wrong] or [("every rule", "holds", "holds")]
         title = f"admission by policy {name}: {self.decision.result}  {self.receipt}"
+        wrong = [row for row in self.decision.rows if row.ok is not True]
+        if explain:
+            words = {True: "yes", False: "NO", None: "not evaluated"}
+            table = [(row.field, row.expected, row.found, words[row.ok], row.source or "") for row in self.decision.rows]
+            reporter.table(title, ("rule", "expected", "found", "holds", "receipt"), table)
+            inputs = [(item.kind, item.id, item.outcome.value, item.evidence) for item in self.decision.inputs]
+            reporter.table("inputs", ("kind", "receipt", "verdict", "evidence"), inputs)
+            return
+        rows = [(row.field, row.expected, row.found) for row in wrong] or [("every rule", "holds", "holds")]
         reporter.table(title, ("rule", "expected", "found"), rows)
 
 
 @dataclass(frozen=True)
-class StoreVerdict:
-    """What verifying the whole store found."""
+class AdmitRequest:
+    """What ``coordinator admit`` was asked; everything a decision depends on is in it."""
 
-    report: LogReport
-
-    @property
-    def is_whole(self) -> bool:
-        """No finding at all."""
-        return bool(self.report.num_receipts) and not self.report.findings
-
-    def rows(self) -> list[tuple[str, str]]:
-        """Lines of the final table."""
-        head = self.report.head
-        word = "INTEGRITY ONLY" if self.report.is_integrity_only else f"{self.report.num_signed} signed"
-        found = [("finding", describe(finding)) for finding in self.report.findings]
-        return [
-            ("receipts", f"{self.report.num_receipts}, {word}"),
-            ("head", str(head.head) if head else "none"),
-            ("verify", f"{len(found)} findings" if found else "every hash, parent and verdict holds"),
-            *found,
-        ]
-
-    def to_document(self) -> dict[str, Any]:
-        """Plain values for ``--json``."""
-        return {
-            "num_receipts": self.report.num_receipts,
-            "head": self.report.head.head if self.report.head else None,
-            "findings": [describe(finding) for finding in self.report.findings],
-        }
+    policy: str
+    store: Path
+    stage: str = FINAL_STAGE
+    plan: str | None = None
+    signers: Path | None = None
+    key: Path | None = None
+    anchor: Path | None = None
+    now: str | None = None
+    state: Path | None = None
 
 
-def describe(finding: Finding) -> str:
-    """One finding as a line."""
-    return f"{finding.code.value} {finding.where}: {finding.message}"
+def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
+    """The command: evaluate, append the admission receipt, print."""
+    clock = SystemClock()
+    if not (request.store / "HEAD").exists():
+        raise UsageError("there is no receipt store", where=str(request.store), next_step="name it with --store")
+    try:
+        signer = load_signer(read_file(request.key)) if request.key else None
+        writer = _writer(request.store, clock, signer)
+        admission = admit_store(writer, policy_path(request.policy), request=request)
+    except ReceiptError as error:
+        raise UsageError(f"cannot evaluate: {error}", where=str(request.store)) from error
+    if json:
+        print_json(admission.to_document())
+    else:
+        admission.render(Reporter(clock.utc), explain=explain)
+    if admission.is_admitted:
+        return int(ExitCode.DONE)
+    # A store that is not whole comes first: whatever its receipts say, it is not evidence.
+    is_whole = not admission.decision.facts.report.findings
+    return int(ExitCode.ADMISSION_REFUSED if is_whole else ExitCode.RECEIPTS_INVALID)
 
 
-def verify_store(path: Path) -> StoreVerdict:
-    """Verify as a stranger would: bytes, chain, sums, parents, raw samples, verdicts; no clock, no keys."""
-    report, _ = walk(Store(path), None, keep=lambda _: None)
-    return StoreVerdict(report)
+def _writer(store: Path, clock: Clock, signer: Signer | None) -> EvidenceWriter:
+    return EvidenceWriter(
+        store=Store(store),
+        source_sha256=source_digests()["coordinator"],
+        clock=clock,
+        campaign="admit",
+        is_rehearsal=False,
+        signer=signer,
+    )
 
 
-def admit_store(writer: EvidenceWriter, policy_path: Path) -> Admission:
-    """Evaluate a policy's final stage over the writer's store and append the admission receipt."""
+def admit_store(writer: EvidenceWriter, policy_file: Path, *, request: AdmitRequest | None = None) -> Admission:
+    """Evaluate one stage of a policy over the writer's store and append the admission receipt.
+
+    Args:
+        writer: Where the receipt goes; its plan is the one decided about unless ``request`` names another.
+        policy_file: Policy, read once: the digest in the receipt is of those bytes.
+        request: Signers, anchor, state folder; None for none of them.
+    """
     started = writer.now()
-    policy = parse_policy(policy_path.read_bytes())
+    asked = request or AdmitRequest(policy=str(policy_file), store=writer.store.path)
+    policy = parse_policy(read_file(policy_file))
+    marks = Marks(asked.state)
+    decision = decide(policy, asked.stage, _facts(writer, asked, marks))
+    receipt = _write(writer, policy, decision, started)
+    if decision.result == "ADMITTED" and decision.facts.report.head is not None:
+        marks.advance(decision.facts.report.head)
+    return Admission(decision, receipt)
+
+
+def _facts(writer: EvidenceWriter, asked: AdmitRequest, marks: Marks) -> Facts:
     records: list[Record] = []
-    now = writer.clock.utc()
-    report, _ = walk(writer.store, now, keep=lambda verified: records.append(record(verified)))
-    facts = Facts(report=report, records=records, now_utc=now, plan_sha256=writer.plan_sha256)
-    decision = decide(policy, FINAL_STAGE, facts)
+    now = asked.now or writer.clock.utc()
+    mark = marks.get(writer.store.head().log)
+    trust = Trust(
+        now_utc=now, signers=read_signers(asked.signers), high_water=mark, witnesses=read_anchor(asked.anchor)
+    )
+    report = walk(
+        writer.store,
+        trust,
+        keep=lambda _entry, verified: records.append(record(verified)) if verified is not None else None,
+    )
+    return Facts(
+        report=report,
+        records=records,
+        now_utc=now,
+        plan_sha256=asked.plan or writer.plan_sha256,
+        num_witnesses=report.num_witnesses,
+        # The first time there is no mark yet; then a head that a guard or CI kept has to stand in for it.
+        had_high_water=mark is not None or report.num_witnesses > 0,
+        is_clock_given=asked.now is not None,
+    )
+
+
+def _write(writer: EvidenceWriter, policy: Policy, decision: Decision, started: Any) -> ReceiptId:
     classes = [Evidence(item.evidence) for item in decision.inputs] or [Evidence.EMULATED]
-    receipt = writer.write(
+    return writer.write(
         Kind.ADMISSION,
         decision.body(),
         started=started,
@@ -117,24 +174,3 @@ def admit_store(writer: EvidenceWriter, policy_path: Path) -> Admission:
         parents=[Parent(kind=Kind(item.kind), sha256=item.id, role="input") for item in decision.inputs],
         subjects=[Subject(name=policy.document.name, sha256=policy.sha256)],
     )
-    return Admission(decision, receipt)
-
-
-def walk(store: Store, now_utc: str | None, *, keep: Callable[[Verified], object]) -> tuple[LogReport, LogVerifier]:
-    """Verify every entry of a store, handing each readable receipt on."""
-
-    def load(receipt_id: str) -> bytes | None:
-        try:
-            return store.find(receipt_id)[1]
-        except ReceiptError:
-            return None
-
-    options = Options(
-        now_utc=now_utc, sums=parse_sums(store.sums()), head=store.head(), load=load, sample=store.read_sample
-    )
-    verifier = LogVerifier(options)
-    for entry in store.entries():
-        verified = verifier.add(entry)
-        if verified is not None:
-            keep(verified)
-    return verifier.finish(), verifier

@@ -91,7 +91,7 @@ class Reporter:
 
 
 def table_lines(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table; every cell inert, no cell wrapped or cut."""
+    """The lines of a table; title and every cell inert, nothing wrapped or cut."""
     from io import StringIO
 
     from rich.box import SIMPLE_HEAD
@@ -99,15 +99,19 @@ def table_lines(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, no_wrap=True, overflow="ignore")
     for row in rows:
-        table.add_row(*(Text(inert(str(cell))) for cell in row))
+        table.add_row(*(Text(inert(str(cell)).replace("\n", "\\n")) for cell in row))
     buffer = StringIO()
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    Console(file=buffer, width=240, force_terminal=colour, highlight=False).print(table)
-    return [line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")]
+    console = Console(file=buffer, force_terminal=colour, highlight=False)
+    # As wide as it needs to be: a narrower console would drop columns, and a title inside the table would be wrapped.
+    console.width = max(console.measure(table, options=console.options.update(max_width=1 << 16)).maximum, 1)
+    console.print(table)
+    lines = [line.rstrip() for line in buffer.getvalue().rstrip("\n").split("\n")]
+    return ["", inert(title), *[line for line in lines if line]]
 
 
 def _minutes(seconds: float) -> str:

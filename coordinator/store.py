@@ -22,7 +22,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NewType, Protocol
 
@@ -269,11 +269,19 @@ class Store:
         """The content of SHA256SUMS."""
         return read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
 
-    def entries(self) -> Iterator[Entry]:
-        """Every receipt file in order of its name, read once, with its envelopes. Names that fit nothing come too."""
+    def entries(self, first: int = 0) -> Iterator[Entry]:
+        """Every receipt file in order of its name, read once, with its envelopes. Names that fit nothing come too.
+
+        Args:
+            first: Leave out, unread, receipts whose name has a lower sequence number.
+        """
         receipts, envelopes = self._names()
         for name in receipts:
             stem = name.removesuffix(".json")
+            match = _RECEIPT_NAME.fullmatch(name)
+            if match and int(match[1]) < first:
+                envelopes.pop(stem, None)
+                continue
             signatures = tuple(read_file(self.path / "receipts" / e) for e in envelopes.pop(stem, ()))
             yield self._entry(name, signatures)
         for stem, names in sorted(envelopes.items()):
@@ -321,6 +329,25 @@ class Store:
         if len(matches) != 1:
             raise ReceiptError(Code.MISSING_PARENT, f"expected one receipt, found {len(matches)}", receipt_id)
         return matches[0]
+
+    def loader(self) -> Callable[[str], bytes | None]:
+        """A look-up of receipts by their whole id over one listing of the folder; None for what is not there."""
+        names: dict[str, list[str]] = {}
+
+        def load(receipt_id: str) -> bytes | None:
+            if not names:
+                for name in self._names()[0]:
+                    match = _RECEIPT_NAME.fullmatch(name)
+                    if match:
+                        names.setdefault(match[3], []).append(name)
+            for name in names.get(receipt_id[:12], ()):
+                with contextlib.suppress(ReceiptError):
+                    content = read_file(self.path / "receipts" / name)
+                    if hashlib.sha256(content).hexdigest() == receipt_id:
+                        return content
+            return None
+
+        return load
 
     def sample_path(self, sha256: str) -> Path:
         """Where a raw file with this digest is kept, whether or not it is there."""

@@ -69,6 +69,7 @@ class LogReport:
         num_signed: Receipts with at least one valid signature of an allowed signer.
         findings: All of them, in log order.
         is_integrity_only: No signers were given: nobody vouches for who wrote this.
+        num_witnesses: Heads kept by others that were compared: those given, and those that holds recorded.
     """
 
     head: Head | None
@@ -76,6 +77,7 @@ class LogReport:
     num_signed: int
     findings: tuple[Finding, ...]
     is_integrity_only: bool
+    num_witnesses: int = 0
 
     @property
     def outcome(self) -> Outcome:

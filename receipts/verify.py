@@ -52,7 +52,7 @@ class LogVerifier:
         self._named: set[str] = set()
         self._findings: list[Finding] = []
         self._num_receipts = self._num_signed = 0
-        self._unmatched = list(options.witnesses)
+        self._witnesses = list(options.witnesses)
 
     # -- one receipt ---------------------------------------------------------------------------------------------
 
@@ -250,6 +250,10 @@ class LogVerifier:
 
     def _remember(self, receipt: Receipt) -> None:
         self.seen[bytes.fromhex(receipt.id)] = _summary(receipt.predicate)
+        # A hold says which heads its guards keep; those guards can be asked, so what they have must be in this log.
+        for host in getattr(receipt.predicate.body, "hosts", ()):
+            if isinstance(host, bodies.HeldHost):
+                self._witnesses += [w for w in (host.witness_open, host.witness_close) if w is not None]
 
     # -- the log as a whole --------------------------------------------------------------------------------------
 
@@ -266,10 +270,15 @@ class LogVerifier:
             mark = self.options.high_water
             self._check_contains(mark.log, mark.count - 1, mark.head, "the high-water mark")
         # (14) And so must what the guards recorded.
-        for witness in self.options.witnesses:
-            self._check_contains(witness.log, witness.sequence, witness.head, f"the guard on {witness.host}")
+        for witness in self._witnesses:
+            self._check_contains(witness.log, witness.sequence, witness.head, f"the witness {witness.host}")
         return LogReport(
-            self._head, self._num_receipts, self._num_signed, tuple(self._findings), self.options.signers is None
+            self._head,
+            self._num_receipts,
+            self._num_signed,
+            tuple(self._findings),
+            self.options.signers is None,
+            len(self._witnesses),
         )
 
     def _check_head(self) -> None:

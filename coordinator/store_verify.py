@@ -1,0 +1,230 @@
+"""``coordinator receipts verify``: walks a store, compares it with what is remembered elsewhere, prints the findings.
+
+The judging is ``receipts.verify``; this file reads files and renders. Nothing but the arguments decides what is checked:
+no configuration of the working directory, no environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.clock import SystemClock
+from coordinator.errors import UsageError
+from coordinator.render import Reporter, print_json
+from coordinator.store import Store
+from coordinator.store_files import read_file
+from coordinator.store_marks import Marks
+from receipts.bodies import Witness
+from receipts.chain import Head, parse_head
+from receipts.errors import ReceiptError
+from receipts.fields import Outcome
+from receipts.findings import Entry, Finding, LogReport, Options, Verified
+from receipts.reader import read_receipt
+from receipts.signing import AllowedSigners, parse_allowed_signers
+from receipts.sums import parse_sums
+from receipts.verify import LogVerifier
+from windows.exit_codes import ExitCode
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What is known outside the store.
+
+    Attributes:
+        now_utc: The clock for receipts from the future; None does not ask it.
+        signers: Who is trusted; None means integrity only.
+        high_water: The furthest head that was accepted before.
+        witnesses: Heads that somebody else kept.
+    """
+
+    now_utc: str | None = None
+    signers: AllowedSigners | None = None
+    high_water: Head | None = None
+    witnesses: Sequence[Witness] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class StoreVerdict:
+    """What verifying the whole store found."""
+
+    report: LogReport
+    since: Head | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """No finding at all, and something was looked at (or nothing is new since a head that was accepted before)."""
+        is_unchanged = self.since is not None and self.report.head == self.since
+        return (bool(self.report.num_receipts) or is_unchanged) and not self.report.findings
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Lines of the final table."""
+        head = self.report.head
+        word = "INTEGRITY ONLY" if self.report.is_integrity_only else f"{self.report.num_signed} signed"
+        found = [("finding", describe(finding)) for finding in self.report.findings]
+        holds = "every hash, parent and verdict holds" if self.is_whole else "nothing to verify"
+        return [
+            ("receipts", f"{self.report.num_receipts}, {word}"),
+            ("head", str(head.head) if head else "none"),
+            ("verify", f"{len(found)} findings" if found else holds),
+            *found,
+        ]
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain values for ``--json``."""
+        head = self.report.head
+        return {
+            "result": "PASS" if self.is_whole else self.report.outcome.value,
+            "integrity_only": self.report.is_integrity_only,
+            "num_receipts": self.report.num_receipts,
+            "num_signed": self.report.num_signed,
+            "log": head.log if head else None,
+            "head": head.head if head else None,
+            "count": head.count if head else 0,
+            "since": self.since.head if self.since else None,
+            "findings": [finding_document(finding) for finding in self.report.findings],
+        }
+
+
+def describe(finding: Finding) -> str:
+    """One finding as a line."""
+    return f"{finding.outcome.value} {finding.code.value} {finding.where}: {finding.message}"
+
+
+def finding_document(finding: Finding) -> dict[str, str]:
+    """One finding as plain values."""
+    return {
+        "code": finding.code.value,
+        "outcome": finding.outcome.value,
+        "where": finding.where,
+        "message": finding.message,
+    }
+
+
+def verify_store(path: Path) -> StoreVerdict:
+    """Verify as a stranger would: bytes, chain, sums, parents, raw samples, verdicts; no clock, no keys."""
+    return StoreVerdict(walk(Store(path), Trust(), keep=lambda _entry, _verified: None))
+
+
+Keep = Callable[[Entry, Verified | None], object]
+
+
+def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -> LogReport:
+    """Verify every entry of a store (after ``since``), handing each on with what was found; None for an unreadable one.
+
+    Raises:
+        receipts.errors.ReceiptError: There is no store here, or HEAD or SHA256SUMS cannot be read at all.
+    """
+    options = Options(
+        now_utc=trust.now_utc,
+        signers=trust.signers,
+        sums=parse_sums(store.sums()),
+        head=store.head(),
+        high_water=trust.high_water,
+        witnesses=tuple(trust.witnesses),
+        load=store.loader(),
+        sample=store.read_sample,
+    )
+    verifier = LogVerifier(options, since)
+    for entry in store.entries(first=since.count if since else 0):
+        keep(entry, verifier.add(entry))
+    return verifier.finish()
+
+
+def run_verify(
+    path: Path,
+    *,
+    junit: Path | None,
+    json: bool,
+    since: str | None,
+    signers: Path | None,
+    anchor: Path | None,
+    state: Path | None,
+) -> int:
+    """The command. A store that is whole moves the mark; one that is not never does."""
+    store, marks, clock = Store(path), Marks(state), SystemClock()
+    start = clock.monotonic_ns()
+    try:
+        head = store.head()
+        trust = Trust(
+            now_utc=clock.utc(),
+            signers=read_signers(signers),
+            high_water=marks.get(head.log),
+            witnesses=read_anchor(anchor),
+        )
+        base = read_since(store, since) if since else None
+        cases: list[Case] = []
+        keep: Keep = (lambda entry, verified: cases.append(case(entry, verified))) if junit else (lambda *_: None)
+        verdict = StoreVerdict(walk(store, trust, keep=keep, since=base), base)
+    except ReceiptError as error:
+        return _unreadable(error, path, json=json)
+    if junit:
+        from coordinator.store_junit import write_junit
+
+        write_junit(junit, verdict.report, cases, elapsed_ns=clock.monotonic_ns() - start)
+    if verdict.is_whole and verdict.report.head is not None:
+        marks.advance(verdict.report.head)
+    if json:
+        print_json(verdict.to_document())
+    else:
+        Reporter(clock.utc).table(f"receipts of {path}", ("what", "found"), verdict.rows())
+    return int(ExitCode.DONE if verdict.is_whole else ExitCode.RECEIPTS_INVALID)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One receipt's line in a JUnit report."""
+
+    name: str
+    kind: str
+    findings: tuple[Finding, ...]
+    is_readable: bool
+
+
+def case(entry: Entry, verified: Verified | None) -> Case:
+    """The line of one entry."""
+    if verified is None:
+        return Case(entry.name, "unreadable", (), is_readable=False)
+    return Case(entry.name, verified.receipt.predicate.kind, verified.findings, is_readable=True)
+
+
+def read_signers(path: Path | None) -> AllowedSigners | None:
+    """The allowed-signers file that was named, if one was."""
+    return parse_allowed_signers(read_file(path)) if path is not None else None
+
+
+def read_anchor(path: Path | None) -> tuple[Witness, ...]:
+    """A HEAD file that was kept elsewhere (a CI log, a commit), as a witness."""
+    if path is None:
+        return ()
+    head = parse_head(read_file(path, 4096))
+    if head.head is None:
+        return ()
+    return (Witness(host="anchor", log=head.log, sequence=head.count - 1, head=head.head),)
+
+
+def read_since(store: Store, since: str) -> Head:
+    """The head that ``--since`` names: a receipt of this store by its id, or a HEAD file.
+
+    Raises:
+        receipts.errors.ReceiptError: It is neither.
+        UsageError: A file that does not exist.
+    """
+    if len(since) >= 6 and set(since) <= set("0123456789abcdef"):
+        receipt = read_receipt(store.find(since)[1])
+        link = receipt.predicate.chain
+        return Head(log=link.log, count=link.sequence + 1, head=receipt.id)
+    if not Path(since).exists():
+        raise UsageError("--since names neither a receipt id nor a file", found=since[:80])
+    return parse_head(read_file(Path(since), 4096))
+
+
+def _unreadable(error: ReceiptError, path: Path, *, json: bool) -> int:
+    if json:
+        finding = Finding(error.code, Outcome.FAIL, error.where, error.message)
+        print_json({"result": "FAIL", "findings": [finding_document(finding)]})
+    else:
+        Reporter(SystemClock().utc).error([f"the store cannot be verified: {error}", f"  where: {path}"])
+    return int(ExitCode.RECEIPTS_INVALID)
