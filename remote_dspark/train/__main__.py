@@ -22,8 +22,8 @@ def main(argv: list[str] | None = None) -> int:
     fit.add_argument("--corpus", type=Path, required=True)
     fit.add_argument("--out", type=Path, required=True)
     fit.add_argument("--device", default="cuda")
-    fit.add_argument("--target-seconds", type=float, default=100.0, help="upper bound; the schedule shrinks to fit")
-    fit.add_argument("--draft-seconds", type=float, default=70.0, help="upper bound; the schedule shrinks to fit")
+    fit.add_argument("--target-seconds", type=float, default=70.0, help="upper bound; the schedule shrinks to fit")
+    fit.add_argument("--draft-seconds", type=float, default=120.0, help="upper bound; the schedule shrinks to fit")
     fit.add_argument("--set", action="append", default=[], metavar="FIELD=JSON", help="override a recipe field")
     options = parser.parse_args(argv)
     if options.stage == "corpus":

@@ -52,8 +52,8 @@ class Recipe:
     vocab_size: int = 2048
     hidden_size: int = 192
     intermediate_size: int = 512
-    num_target_layers: int = 6
-    num_draft_layers: int = 2
+    num_target_layers: int = 5
+    num_draft_layers: int = 3
     num_heads: int = 6
     num_kv_heads: int = 2
     head_dim: int = 32
@@ -62,11 +62,11 @@ class Recipe:
     max_positions: int = 512
     block_size: int = 7
     markov_rank: int = 64
-    target_layer_ids: tuple[int, ...] = (1, 3, 4)
-    target_steps: int = 3000
+    target_layer_ids: tuple[int, ...] = (1, 2, 3)
+    target_steps: int = 1700
     target_batch: int = 128
     target_lr: float = 4e-3
-    draft_steps: int = 2000
+    draft_steps: int = 2600
     draft_batch: int = 128
     draft_lr: float = 3e-3
     anchors_per_sequence: int = 40
@@ -77,7 +77,7 @@ class Recipe:
     loss_decay_gamma: float = 4.0
     draft_temperature: float = 0.7
     weight_decay: float = 0.1
-    matrix_optimiser: str = "adamw"
+    matrix_optimiser: str = "muon"
     warmup_steps: int = 100
     seed: int = 20240611
 
