@@ -242,10 +242,7 @@ class _Table:
             sources = sorted({item.source_sha256 for item in self.chosen})
             self.row("same-source", "one source tree", ", ".join(sources) or "none", len(sources) == 1)
         if stage.same_hardware:
-            kinds = {kind.value for kind in stage.same_hardware}
-            sets = {item.hardware for item in self.chosen if item.kind in kinds}
-            found = f"{len(sets)} different set(s)" if () not in sets else "a receipt without hosts"
-            self.row("same-hardware", "one set of hosts and GPUs", found, len(sets) == 1 and () not in sets)
+            self._hardware({kind.value for kind in stage.same_hardware})
         ancestors = _ancestors(self.chosen, by_id)
         if stage.parent_closure:
             self._closure(ancestors)
@@ -257,6 +254,19 @@ class _Table:
                 f"{len(unsigned)} unsigned {' '.join(unsigned[:3])}",
                 not unsigned,
             )
+
+    def _hardware(self, kinds: set[str]) -> None:
+        # A receipt may be about some of the hosts only; each host it names must be the same everywhere.
+        described: dict[str, set[tuple[str, ...]]] = {}
+        items = [item for item in self.chosen if item.kind in kinds]
+        for item in items:
+            for name, *facts in item.hardware:
+                described.setdefault(name, set()).add(tuple(facts))
+        differing = sorted(name for name, facts in described.items() if len(facts) != 1)
+        bare = [item.id[:12] for item in items if not item.hardware]
+        found = f"{len(described)} host(s), differing: {differing or 'none'}, receipts without hosts: {bare or 'none'}"
+        is_same = bool(described) and not differing and not bare
+        self.row("same-hardware", "each host with one identity and one set of GPUs", found, is_same)
 
     def _closure(self, ancestors: Mapping[str, Record]) -> None:
         self.inputs.update(ancestors)
