@@ -10,17 +10,33 @@ from pathlib import Path
 import pytest
 
 from coordinator.errors import GateFailed, HardwareHeld, OwnershipLost
+from coordinator.guard_client import GuardClient
 from coordinator.journal import read_journal
 from coordinator.session import open_sessions
+from coordinator.window import Window
 from tests.coordinator.conftest import SmallSite
 from windows.exit_codes import ExitCode
 from windows.hold import replay
-from windows.hold_table import HoldEvent, Phase
+from windows.hold_table import Phase
 
 
 def answer(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as reply:
         return str(reply.read().decode())
+
+
+def leave_with(window: Window, error: BaseException) -> None:
+    with window:
+        window.open()
+        raise error
+
+
+def hold_until_broken(window: Window, guard: GuardClient) -> None:
+    with window:
+        window.open()
+        guard.call("break", {"hold_id": window.hold_id, "reason": "test"}, with_claim=False)
+        window.step_bound(None)
+        window.check_ownership()
 
 
 def test_production_is_down_inside_and_back_after(small_site: SmallSite) -> None:
@@ -45,9 +61,8 @@ def test_an_error_inside_restores_first(small_site: SmallSite, error: BaseExcept
     """Red when an exception leaves the block before production is back."""
     with small_site.running() as (compiled, sessions):
         window = small_site.window(compiled, sessions)
-        with pytest.raises(type(error)), window:
-            window.open()
-            raise error
+        with pytest.raises(type(error)):
+            leave_with(window, error)
         assert answer(small_site.port)
         assert window.journal.state.phase is Phase.CLOSED
         assert window.exit_code == code
@@ -76,11 +91,8 @@ def test_a_broken_lease_stops_us_from_touching_the_host(small_site: SmallSite) -
     with small_site.running() as (compiled, sessions):
         window = small_site.window(compiled, sessions)
         guard = sessions[0].guard
-        with pytest.raises(OwnershipLost), window:
-            window.open()
-            guard.call("break", {"hold_id": window.hold_id, "reason": "test"}, with_claim=False)
-            window.step_bound(None)
-            window.check_ownership()
+        with pytest.raises(OwnershipLost):
+            hold_until_broken(window, guard)
         assert window.exit_code in (ExitCode.OWNERSHIP_LOST, ExitCode.NOT_RESTORED)
         assert window.records["here"].restored_by == "none"
         assert guard.call("status", with_claim=False)["in_debt"]
@@ -100,9 +112,6 @@ def test_a_planted_secret_is_in_nothing_that_was_written(small_site: SmallSite, 
         window = small_site.window(compiled, sessions)
         with window:
             window.open()
-            window.note(HoldEvent.QUALIFY_STARTED)
-            with pytest.raises(GateFailed):
-                raise GateFailed("leave by the other door")
         # The service got it: otherwise this test would prove nothing.
         assert answer(small_site.port) == hashlib.sha256(secret.encode()).hexdigest()
         for process in Path("/proc").glob("[0-9]*"):

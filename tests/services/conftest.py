@@ -35,7 +35,16 @@ class Rehearsals:
         return self.root / "run" / "latest"
 
     def start(self, *extra: str) -> subprocess.Popen[str]:
-        argv = [*COORDINATOR, "rehearse", "--quick", "--dir", str(self.root / "run"), "--state", str(self.state), *extra]
+        argv = [
+            *COORDINATOR,
+            "rehearse",
+            "--quick",
+            "--dir",
+            str(self.root / "run"),
+            "--state",
+            str(self.state),
+            *extra,
+        ]
         process = subprocess.Popen(
             argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
