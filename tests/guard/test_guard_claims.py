@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from windows.guard import files, proc
+from windows.guard import devices, files, proc
 from windows.guard.errors import Refusal
 
 Json = dict[str, Any]
@@ -186,6 +186,20 @@ def test_file_systems_without_trustworthy_locks() -> None:
 def test_a_state_folder_open_to_others_is_refused(host: Any) -> None:
     host.state.mkdir(mode=0o755)
     assert host.refuse("status", op=None)["code"] == "STATE_DIR"
+
+
+def test_what_nvidia_smi_cannot_say_is_null() -> None:
+    text = "1234, GPU-a, python, -m x\nNo running processes found\n[N/A], GPU-b, [Not Supported]\n"
+    rows = devices.parse_table(text, 3)
+    assert rows == [["1234", "GPU-a", "python, -m x"], [None, "GPU-b", None]]
+
+
+def test_gpu_facts_are_compared_field_by_field() -> None:
+    before = dict.fromkeys(devices.COMPARED, "x") | {"uuid": "GPU-a"}
+    assert all(row["ok"] for row in devices.compare([before], [dict(before)]))
+    changed = devices.compare([before], [dict(before, compute_mode="Prohibited")])
+    assert [row["field"] for row in changed if not row["ok"]] == ["GPU-a compute_mode"]
+    assert not any(row["ok"] for row in devices.compare([before], []))
 
 
 def test_witness_never_goes_back(host: Any) -> None:

@@ -116,6 +116,9 @@ def disarm(state: State, hold_id: str) -> None:
     ):
         with contextlib.suppress(OSError):
             files.remove(path)
+    # a unit that failed before (no Python at boot) would be listed as failed for ever
+    failed = [chosen["boot"] + ".service", chosen["fallback"] + ".service", chosen["deadline"] + ".service"]
+    units.systemctl(scope, "reset-failed", *failed)
 
 
 def unit_files() -> list[str]:

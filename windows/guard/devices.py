@@ -80,8 +80,13 @@ def _ask(query: str, fields: tuple[str, ...]) -> list[list[str | None]] | None:
         return None
     if done.returncode != 0:
         return None
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
-    return [[_value(cell) for cell in line.split(",")] for line in lines if line.strip()]
+    return parse_table(done.stdout.decode("utf-8", "replace"), len(fields))
+
+
+def parse_table(text: str, width: int) -> list[list[str | None]]:
+    """Rows of a query's output; a line with fewer cells is a remark, and extra commas belong to the last cell."""
+    rows = [line.split(",", width - 1) for line in text.splitlines()]
+    return [[_value(cell) for cell in row] for row in rows if len(row) == width]
 
 
 def _value(cell: str) -> str | None:
@@ -100,8 +105,6 @@ def gpus() -> list[Json]:
     """Every GPU with its identity, clocks and modes; empty where there is none."""
     result = []
     for cells in _ask("gpu", _FIELDS) or []:
-        if len(cells) != len(_FIELDS):
-            continue
         result.append(
             {
                 "uuid": cells[0],
@@ -131,7 +134,8 @@ def gpu_processes() -> list[Json] | None:
     rows = _ask("compute-apps", ("pid", "gpu_uuid", "process_name"))
     if rows is None:
         return None
-    return [{"pid": int(pid or 0), "uuid": uuid, "name": name or ""} for pid, uuid, name in (r[:3] for r in rows)]
+    named = [(pid, uuid, name) for pid, uuid, name in rows if pid is not None and pid.isdigit()]
+    return [{"pid": int(pid), "uuid": uuid, "name": name or ""} for pid, uuid, name in named]
 
 
 def foreign_processes(names: list[str], owned: set[int]) -> list[Json] | None:

@@ -115,8 +115,8 @@ def send_signal(process: Process, number: int) -> bool:
         handle = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
-    except OSError:
-        # a kernel older than 5.3 has no pidfd: check, then signal; the gap is microseconds
+    except (OSError, AttributeError):
+        # a kernel or Python build without pidfd: check, then signal; the gap is microseconds
         if not is_alive(process.pid, process.start_ticks):
             return False
         with contextlib.suppress(ProcessLookupError):

@@ -98,7 +98,7 @@ class Supervisor:
         """Until the program ended: its wait status."""
         try:
             ended = os.pidfd_open(self.child["pid"])
-        except OSError:
+        except (OSError, AttributeError):
             ended = -1
         while True:
             waiting = list(self.sinks) + ([ended] if ended >= 0 else [])

@@ -221,7 +221,7 @@ class Call:
     # -- beside the hold ------------------------------------------------------------------------------------------
 
     def do_witness(self) -> Json:
-        """Store or read the head of one chain; a chain never goes back. The newest chains are kept, bounded in number."""
+        """Store or read the head of one chain, which never goes back; the newest chains are kept."""
         spec.take(self.args, {"log": "str", "head": "str?", "sequence": "int?"})
         log, head, sequence = self.args["log"], self.args["head"], self.args["sequence"]
         with self.state.host_lock():
