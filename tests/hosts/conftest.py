@@ -2,28 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.hosts.lab import Lab, why_not
+from tests.hosts.part import VARIABLE, choose, resolve
+from tests.hosts.trio import Trio
 
 HERE = Path(__file__).parent
+FAILED = pytest.StashKey[bool]()
+PART = pytest.StashKey[str]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test here is of the hosts lane; where hosts cannot be booted the lane is reported as not run."""
+MATRIX = "test_fault_matrix.py"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every test here is of the hosts lane; where hosts cannot be booted the lane is reported as not run.
+
+    Of the fault matrix one part is kept, except when cases are named on the command line.
+    """
     reason = why_not()
-    for item in items:
-        if HERE not in item.path.parents:
-            continue
+    here = [item for item in items if HERE in item.path.parents]
+    for item in here:
         item.add_marker(pytest.mark.hosts)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=f"NOT RUN: booting hosts {reason}"))
+    if not any("::" in argument for argument in config.args):
+        _keep_a_part(config, items, [item for item in here if item.path.name == MATRIX])
+
+
+def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[pytest.Item]) -> None:
+    part = resolve(os.environ.get(VARIABLE), len(cases), datetime.now(UTC).date())
+    chosen = choose([item.name for item in cases], part)
+    left_out = {item for item in cases if item.name not in chosen}
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+    config.stash[PART] = f"fault matrix: part {part}, {len(chosen)} of {len(cases)} cases; {VARIABLE}=all runs them all"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells the process that prints the summary."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None and PART in session.config.stash:
+        output["hosts_part"] = session.config.stash[PART]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes what a worker told."""
+    told = getattr(node, "workeroutput", {}).get("hosts_part")
+    if told is not None:
+        node.config.stash[PART] = told
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says which part ran."""
+    if PART in config.stash:
+        terminalreporter.write_line(config.stash[PART])
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
     with Lab() as booted:
         yield booted
+
+
+@pytest.fixture
+def trio(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
+    """Three hosts with production on them; a failed test leaves no host behind for the next one."""
+    hosts = Trio(lab, tmp_path)
+    yield hosts
+    hosts.tainted |= request.node.stash.get(FAILED, False)
+    hosts.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tells the fixture whether its test failed."""
+    report = yield
+    if report.when == "call":
+        item.stash[FAILED] = report.failed
+    return report

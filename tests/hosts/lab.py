@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.hosts.machine import LabError, Machine, system
@@ -61,11 +62,12 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
-    def machines_named(self, *names: str) -> list[Machine]:
-        """Hosts of these names, booted all at once when they are off."""
+    def machines_named(self, *names: str, image: Callable[[Path], None] | None = None) -> list[Machine]:
+        """Hosts of these names, booted all at once when they are off; ``image`` fills their fresh disks."""
         for name in names:
             if name not in self.machines:
                 self.machines[name] = self._machine(name, 10 + len(self.machines))
+                self.machines[name].image = image
         chosen = [self.machines[name] for name in names]
         off = [machine for machine in chosen if not machine.is_up]
         for machine in off:

@@ -138,6 +138,7 @@ class Machine:
         address: IPv4 address on the lab's bridge.
         identity: Private key for user root.
         host_key: Type and base64 body of the pinned key.
+        image: Adds files to a fresh disk, given its root.
     """
 
     def __init__(self, lab: str, folder: Path, name: str, bridge: str, address: str) -> None:
@@ -148,6 +149,7 @@ class Machine:
         self._dir = folder / name
         self._disk = self._dir / "disk"
         self._process: subprocess.Popen[bytes] | None = None
+        self.image: Callable[[Path], None] | None = None
         self.identity = folder / "identity"
         (self._dir / "root").mkdir(parents=True, exist_ok=True)
         self._disk.mkdir(exist_ok=True)
@@ -315,6 +317,8 @@ class Machine:
             (upper / "root" / name).write_text("")
         (upper / "etc/hostname").write_text(f"{self.name}\n")
         (upper / "etc/machine-id").write_text(f"{os.urandom(16).hex()}\n")
+        if self.image is not None:
+            self.image(upper)
 
     def _prepare_network(self) -> None:
         self._forget_network()

@@ -263,8 +263,9 @@ def test_another_host_key_is_never_talked_to(machine: Machine, tmp_path: Path) -
     """Red when a host with another key gets a login or a command."""
     system("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other"))
     body = (tmp_path / "other.pub").read_text().split()[1]
-    for changed in ({"key_base64": body}, {"key_type": "ecdsa-sha2-nistp256"}):
-        host = SshHost(replace(target_of(machine), **changed))
+    target = target_of(machine)
+    for wrong in (replace(target, key_base64=body), replace(target, key_type="ecdsa-sha2-nistp256")):
+        host = SshHost(wrong)
         with pytest.raises(HostKeyMismatch):
             host.run(["touch", "/run/was-here"], timeout_s=20)
         host.close()

@@ -1,0 +1,120 @@
+"""A coordinator that opens one hold and can be stopped at any journal record: the victim of the fault matrix.
+
+It is the real window, heartbeat and journal; only the journal's file writer is subclassed here, to announce each record
+after its fsync and to wait for a word where the test asked for it. Runs as a process of its own, so that the test can
+kill or freeze it there.
+
+Talk: ``# HOLD_ID`` out; ``@ 12 intent:stop:h1`` out after record 12 and then a line in, when 12 or that label
+was asked for.
+The last line out is ``= CODE HOLD_ID``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import coordinator.window
+from coordinator.clock import SystemClock
+from coordinator.errors import CoordinatorError
+from coordinator.journal import Journal
+from coordinator.production import require_free
+from coordinator.render import Reporter
+from coordinator.session import HostSession, open_sessions
+from coordinator.show_plan import compile_files
+from coordinator.window import Window
+from windows.hold_records import Intent, Note, Outcome, Record
+from windows.hold_table import HoldEvent
+
+
+class Stations(Journal):
+    """A journal that stops where the test asked it to."""
+
+    at: str = ""
+
+    def _append(self, record: Record) -> None:
+        super()._append(record)
+        label = self._label(record)
+        if self.at in (str(record.seq), label):
+            print(f"@ {record.seq} {label}", flush=True)
+            sys.stdin.readline()
+
+    def _label(self, record: Record) -> str:
+        if isinstance(record, Note):
+            return f"note:{record.event.value}"
+        if isinstance(record, Intent):
+            return f"intent:{record.step or record.action.value}:{record.host}"
+        if isinstance(record, Outcome):
+            op = next(op for op in self.state.open_ops if op.op == record.op)
+            return f"outcome:{op.step or op.action.value}:{op.host}"
+        return record.type
+
+
+def hold(window: Window, sessions: list[HostSession], *, run: bool) -> None:
+    """One whole hold; with ``run`` an owned program on each host in the middle."""
+    with window:
+        window.open()
+        window.note(HoldEvent.QUALIFY_STARTED)
+        if run:
+            for session in sessions:
+                _run(window, session)
+        window.note(HoldEvent.QUALIFIED)
+        window.check_ownership()
+
+
+def _run(window: Window, session: HostSession) -> None:
+    args = {
+        "name": "probe",
+        "argv": ["/bin/sh", "-c", 'echo "$DSPARK_HOLD_ID"; exec sleep 60'],
+        "env": {},
+        "cwd": "/",
+        "timeout_s": 5,
+        "memory_max_bytes": None,
+        "output_dir": f"/srv/work/{window.hold_id}",
+        "stdout_cap_bytes": 4096,
+    }
+    run = window.act(session, "run", args)["run"]
+    window.act(session, "end-run", {"run": run})
+
+
+def main() -> int:
+    """Returns the hold's exit code."""
+    parser = argparse.ArgumentParser(description="opens one hold, as the tests want it")
+    parser.add_argument("--folder", type=Path, required=True, help="with site.toml and plan.toml; gets journals/")
+    parser.add_argument("--at", default="", help="number or label of the record to stop after")
+    parser.add_argument("--run", action="store_true", help="run an owned program on each host")
+    options = parser.parse_args()
+    Stations.at = options.at
+    vars(coordinator.window)["Journal"] = Stations
+    clock = SystemClock()
+    reporter = Reporter(clock.utc, quiet=False)
+    compiled = compile_files(options.folder / "site.toml", options.folder / "plan.toml")
+    code, hold_id = 0, "-"
+    try:
+        with open_sessions(compiled.site, clock) as sessions:
+            require_free(sessions)
+            window = Window(
+                compiled,
+                1,
+                sessions,
+                options.folder / "journals",
+                clock=clock,
+                reporter=reporter,
+                reason="fault matrix",
+            )
+            hold_id = window.hold_id
+            print(f"# {hold_id}", flush=True)
+            try:
+                hold(window, sessions, run=options.run)
+            finally:
+                code = int(window.exit_code)
+    except CoordinatorError as error:
+        reporter.error(error.lines())
+        code = code or int(error.exit_code)
+    print(f"= {code} {hold_id}", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,428 @@
+"""Three real hosts with real production on them, the site and plan that hold it, and what must be true afterwards.
+
+Production of each host: ``web``, an enabled systemd unit, and ``worker``, a process of the guard's. Each start of
+either leaves a line on the host's disk, so "one restore" is counted by the services themselves, not by the guard.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coordinator.errors import CoordinatorError
+from coordinator.guard_client import parse_frame
+from coordinator.hold_commands import end_hold
+from coordinator.journal import read_journal
+from coordinator.rehearsal_site import write_toml
+from tests.hosts.lab import Lab
+from tests.hosts.machine import LabError, Machine, start_ticks, wait_for
+from windows.guard_archive import archive_name, build_archive
+from windows.hold import replay
+from windows.site import parse_site
+
+Json = dict[str, Any]
+
+NAMES = ("h0", "h1", "h2")
+PYTHON = os.path.realpath(sys.executable)
+STATE, WORK, SERVE = "/var/lib/dspark-guard", "/srv/work", "/srv/serve.py"
+WEB_PORT, WORKER_PORT = 8001, 8002
+RESTORED_CODES = frozenset({0, 10, 11, 20, 22, 30, 33, 130})
+"""Exit codes that promise: production is back, or was never touched."""
+
+SERVE_PROGRAM = """
+import os, signal, socket, sys
+name, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with open("/srv/starts", "a") as log:
+    log.write(name + chr(10))
+server = socket.create_server(("127.0.0.1", port), backlog=16)
+while True:
+    link, _ = server.accept()
+    link.settimeout(5)
+    try:
+        link.recv(4096)
+        link.sendall(b"HTTP/1.0 200 OK" + 2 * bytes((13, 10)) + b"served by " + name.encode())
+    except OSError:
+        pass
+    link.close()
+"""
+
+WEB_UNIT = f"""[Service]
+ExecStart={PYTHON} -I -S {SERVE} web {WEB_PORT} plain
+[Install]
+WantedBy=multi-user.target
+"""
+
+# What of production and of the guard's traces is compared before and after, in one go.
+# Production, compared before and after in one go.
+LOOK = f"""
+cd /
+systemctl show web -p LoadState -p ActiveState -p SubState -p UnitFileState -p FragmentPath -p DropInPaths \
+  -p NeedDaemonReload
+for port in {WEB_PORT} {WORKER_PORT}; do
+  exec 3<>/dev/tcp/127.0.0.1/$port && echo x >&3 && cat <&3 | tail -1; echo
+done 2>&1
+"""
+
+# What a hold may leave nowhere.
+TRACES = f"""
+cd /
+systemctl list-units --all --plain --no-legend 'dspark-guard-*' | awk '{{print "unit", $1}}' | grep -v -- -service-
+find /run/dspark-guard /run/systemd/system/*.d/90-dspark-hold.conf /etc/systemd/system/dspark-guard-* \
+  {STATE}.debt/debt.json -type f 2>/dev/null
+"""
+
+NUM_RECORDS = 63
+"""Records of the journal of one undisturbed hold of three hosts with a run on each."""
+
+
+def web() -> Json:
+    """The unit, as the site file describes it."""
+    return {
+        "name": "web",
+        "kind": "systemd-system",
+        "unit": "web.service",
+        "ports": [WEB_PORT],
+        "drain_s": 2,
+        "stop_s": 4,
+        "start_s": 10,
+        "watch_s": 0,
+        "stop_order": 1,
+        "probe": {"url": f"http://127.0.0.1:{WEB_PORT}/", "timeout_s": 2, "expect_contains": "served by web"},
+    }
+
+
+def worker(mode: str = "plain") -> Json:
+    """The process, as the site file describes it."""
+    return {
+        "name": "worker",
+        "kind": "process",
+        "start": [PYTHON, "-I", "-S", SERVE, "worker", str(WORKER_PORT), mode],
+        "cwd": "/srv",
+        "log": "/srv/worker.log",
+        "ports": [WORKER_PORT],
+        "drain_s": 1,
+        "stop_s": 4,
+        "start_s": 10,
+        "watch_s": 0,
+        "stop_order": 2,
+        "probe": {"url": f"http://127.0.0.1:{WORKER_PORT}/", "timeout_s": 2, "expect_contains": "served by worker"},
+    }
+
+
+def plan_document(**changes: Any) -> Json:
+    """Stop and restore only, with bounds of seconds."""
+    return {
+        "schema": "coordinator/plan/v1",
+        "name": "matrix",
+        "purpose": "first-hold",
+        "bound_s": 50,
+        "restore_reserve_s": 12,
+        "orphan_after_s": 4,
+        "provisional_s": 8,
+        "holds": {"1": []},
+        "step_bounds_s": {"preflight": 10, "lease": 8, "snapshot": 5, "arm-dead-man": 8, "stop": 6},
+        **changes,
+    }
+
+
+def fill_disk(upper: Path) -> None:
+    """What a host of production has on its disk."""
+    units = upper / "etc/systemd/system"
+    (upper / "srv/work").mkdir(parents=True)
+    (upper / "srv/serve.py").write_text(SERVE_PROGRAM)
+    (units / "web.service").write_text(WEB_UNIT)
+    (units / "multi-user.target.wants").mkdir()
+    (units / "multi-user.target.wants/web.service").symlink_to("../web.service")
+    data = build_archive()
+    guard = upper / STATE[1:] / "bin" / archive_name(data)
+    guard.parent.mkdir(parents=True, mode=0o700)
+    (upper / STATE[1:]).chmod(0o700)
+    guard.write_bytes(data)
+
+
+@dataclass
+class Driver:
+    """A coordinator's process."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    hold_id: str = ""
+    code: int | None = None
+    words: list[str] = field(default_factory=list)
+
+    def until_station(self) -> str | None:
+        """The label of the record it waits at, or None when it ended without reaching it."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.words.append(line.strip())
+            mark, _, rest = line.strip().partition(" ")
+            if mark == "#":
+                self.hold_id = rest
+            elif mark == "@":
+                return rest.split()[1]
+            elif mark == "=":
+                self.code = int(rest.split()[0])
+        return None
+
+    def go(self) -> None:
+        """Let it go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """It dies as it stands."""
+        self.process.kill()
+        self.process.wait(30)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Freeze it, or let it thaw."""
+        self.process.send_signal(number)
+
+    def finish(self, timeout_s: float = 90) -> int | None:
+        """Wait for its end; its exit code, None when it was killed."""
+        timer = time.monotonic() + timeout_s
+        self.until_station()
+        self.process.wait(max(timer - time.monotonic(), 1))
+        return self.code
+
+
+class Trio:
+    """The three hosts in one test."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.folder = folder
+        self.machines = lab.machines_named(*NAMES, image=fill_disk)
+        self.drivers: list[Driver] = []
+        self.extra: dict[str, Json] = {}
+        self.tainted = False
+        self.worker_of: dict[str, Json] = {}
+        self._before: dict[str, str] = {}
+        self._starts: dict[str, Counter[str]] = {}
+        self.num_boots = dict.fromkeys(NAMES, 0)
+
+    # -- before ------------------------------------------------------------------------------------------------
+
+    def prepare(self, *, mode: str = "plain", **plan: Any) -> None:
+        """Production up on every host, site and plan written."""
+        for machine in self.machines:
+            machine.heal()
+        hosts = [self._host(machine, mode) for machine in self.machines]
+        site = {"schema": "coordinator/site/v1", "name": "trio", "memory_tolerance_bytes": 1 << 40, "hosts": hosts}
+        write_toml(self.folder / "site.toml", {**site, **self.extra.get("site", {})})
+        write_toml(self.folder / "plan.toml", plan_document(**plan))
+        parsed = parse_site({**site, **self.extra.get("site", {})})
+        for machine in self.machines:
+            process = next(entry for entry in parsed.host(machine.name).services if entry.name == "worker")
+            self.worker_of[machine.name] = process.to_guard()
+            self.ask(machine, "service-start", {"service": process.to_guard()})
+        for machine in self.machines:
+            self._before[machine.name] = self.look(machine)
+            self._starts[machine.name] = self.starts(machine)
+            assert "served by web" in self._before[machine.name], self._before[machine.name]
+            assert "served by worker" in self._before[machine.name], self._before[machine.name]
+
+    def _host(self, machine: Machine, mode: str) -> Json:
+        kind, body = machine.host_key
+        return {
+            "name": machine.name,
+            "transport": "ssh",
+            "address": machine.address,
+            "user": "root",
+            "host_key": {"type": kind, "base64": body},
+            "identity_file": str(machine.identity),
+            "python": PYTHON,
+            "state_dir": STATE,
+            "work_dir": WORK,
+            "roles": ["target", "drafter"],
+            "devices": ["cpu0"],
+            "services": [{**web(), **self.extra.get("web", {})}, {**worker(mode), **self.extra.get("worker", {})}],
+        }
+
+    def drive(self, at: str = "", *, run: bool = False, name: str = "driver") -> Driver:
+        """Start a coordinator on this site; it waits after the record ``at``."""
+        argv = [sys.executable, "-m", "tests.hosts.driver", "--folder", str(self.folder), "--at", at]
+        log = self.folder / f"{name}-{len(self.drivers)}.log"
+        with log.open("wb") as errors:
+            process = subprocess.Popen(
+                [*argv, *(["--run"] if run else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=Path(__file__).parents[2],
+            )
+        self.drivers.append(Driver(process, log))
+        return self.drivers[-1]
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def ask(self, machine: Machine, verb: str, args: Json | None = None, claim: Json | None = None) -> Json:
+        """One guard call on the host itself, whatever its link does."""
+        archive = sorted(machine.path(f"{STATE}/bin").glob("guard-*.pyz"))[0].name
+        request = {"protocol": 1, "verb": verb, "op": secrets.token_hex(8), "claim": claim, "args": args or {}}
+        argv = [PYTHON, "-I", f"{STATE}/bin/{archive}", "--state", STATE]
+        reply = parse_frame(machine.inside(*argv, stdin=json.dumps(request).encode()).encode())
+        assert reply is not None, "the guard gave no frame"
+        if not reply["ok"]:
+            raise LabError(f"{machine.name}: {verb}: {reply['error']}")
+        result: Json = reply["result"]
+        return result
+
+    def status(self, machine: Machine) -> Json:
+        """The guard's own view."""
+        return self.ask(machine, "status")
+
+    def events(self, machine: Machine) -> list[Json]:
+        """The guard's log of this host."""
+        records: list[Json] = []
+        following = 0
+        while True:
+            page = self.ask(machine, "events", {"since": following})
+            records += page["records"]
+            if not page["records"]:
+                return records
+            following = page["next"]
+
+    def look(self, machine: Machine) -> str:
+        """Production as text."""
+        return machine.inside("bash", "-c", LOOK, check=False)
+
+    def traces(self, machine: Machine) -> str:
+        """What the guard still has on the host beside its state folder."""
+        return machine.inside("bash", "-c", TRACES, check=False)
+
+    def starts(self, machine: Machine) -> Counter[str]:
+        """How often each service was started on this disk."""
+        return Counter(machine.path("/srv/starts").read_text().split())
+
+    # -- after -------------------------------------------------------------------------------------------------
+
+    def reboot(self, machine: Machine) -> None:
+        """Power back after a power-off."""
+        machine.boot()
+        self.num_boots[machine.name] += 1
+
+    def repair_world(self) -> None:
+        """Links plugged in, power on: what people do, never what the hosts have to do."""
+        for machine in self.machines:
+            if not machine.is_up:
+                machine.start()
+                self.num_boots[machine.name] += 1
+        for machine in self.machines:
+            machine.wait_ready()
+            machine.heal()
+
+    def wait_alone(self, timeout_s: float) -> float:
+        """Until every host is free or degraded by itself; how long it took."""
+        begun = time.monotonic()
+
+        def settled() -> bool:
+            return all(self.status(machine)["state"] in ("free", "degraded", "void") for machine in self.machines)
+
+        wait_for(settled, timeout_s, "the hosts end the hold by themselves")
+        return time.monotonic() - begun
+
+    def recover(self, hold_id: str | None, verb: str = "recover") -> int:
+        """What a person does: `coordinator hold recover`; its exit code."""
+        try:
+            return end_hold(
+                self.folder / "site.toml",
+                self.folder / "store",
+                verb=verb,
+                hold_id=hold_id,
+                reason="the test's person",
+                json=True,
+            )
+        except CoordinatorError as error:
+            return int(error.exit_code)
+
+    def wait_state(self, machine: Machine, wanted: Callable[[Json], bool], timeout_s: float, what: str) -> None:
+        """Poll one host's status."""
+        wait_for(lambda: wanted(self.status(machine)), timeout_s, f"{machine.name}: {what}")
+
+    def start_what_no_hold_owes(self, machine: Machine) -> None:
+        """After a power-off outside a debt, a process that nobody enabled is down: a person starts it, no guard."""
+        if self.num_boots[machine.name] and self.status(machine)["state"] == "free":
+            self.ask(machine, "service-start", {"service": self.worker_of[machine.name]})
+
+    def require_restored(self, machine: Machine) -> None:
+        """Production is exactly as it was, and nothing of a hold is left."""
+        after = self.look(machine)
+        assert after == self._before[machine.name], f"{machine.name}\n--- before\n{self._before[machine.name]}\n{after}"
+        # The dead-man looks twice a second whether its hold is over.
+        wait_for(lambda: not self.traces(machine), 8, f"{machine.name} keeps nothing of the hold")
+
+    def require_history(self, machine: Machine, *, wiped: bool = False) -> None:
+        """Never two holders, one restore for each hold, an end for each beginning."""
+        events = [] if wiped else self.events(machine)
+        open_hold: str | None = None
+        epoch = 0
+        restored: Counter[str] = Counter()
+        ended: set[str] = set()
+        for event in events:
+            hold = event.get("hold_id") or ""
+            if event["event"] == "acquired":
+                assert open_hold is None, f"{machine.name}: {hold} acquired while {open_hold} was open: {events}"
+                assert event["epoch"] > epoch, f"{machine.name}: epoch {event['epoch']} after {epoch}"
+                open_hold, epoch = hold, event["epoch"]
+            elif event["event"] in ("ended", "broken"):
+                open_hold = None
+                ended.add(hold)
+            elif event["event"] == "restored":
+                restored[hold] += 1
+        assert open_hold is None, f"{machine.name}: {open_hold} has no end: {events}"
+        assert all(count == 1 for count in restored.values()), f"{machine.name}: {restored}"
+        holds = {event["hold_id"] for event in events if event["event"] == "stop-begins"}
+        boots = self.num_boots[machine.name]
+        for name, count in (self.starts(machine) - self._starts[machine.name]).items():
+            allowed = (1 if wiped else len(holds)) + boots
+            assert count <= allowed, f"{machine.name}: {name} was started {count} times, expected at most {allowed}"
+
+    def require_journals(self) -> None:
+        """Every attempt has a journal that replays."""
+        journals = list((self.folder / "journals").glob("*.jsonl"))
+        begun = [driver for driver in self.drivers if driver.hold_id]
+        assert len(journals) == len(begun)
+        for path in journals:
+            replay(read_journal(path))
+
+    def require_all(self, *, wiped: Machine | None = None) -> None:
+        """Everything at once, when every host should be restored."""
+        for machine in self.machines:
+            self.require_restored(machine)
+            self.require_history(machine, wiped=machine is wiped)
+        self.require_journals()
+
+    def close(self) -> None:
+        """End what still runs; a host that is not as it was is wiped, so that the next test starts clean."""
+        for driver in self.drivers:
+            if driver.process.poll() is None:
+                driver.kill()
+            for stream in (driver.process.stdin, driver.process.stdout):
+                if stream is not None:
+                    stream.close()
+        off = [machine for machine in self.machines if self.tainted or not self._is_clean(machine)]
+        for machine in off:
+            machine.power_off()
+            machine.wipe()
+
+    def _is_clean(self, machine: Machine) -> bool:
+        if not machine.is_up or machine.init_pid() is None or start_ticks(machine.init_pid() or 0) is None:
+            return False
+        try:
+            return self.look(machine) == self._before.get(machine.name) and self.status(machine)["state"] == "free"
+        except (LabError, AssertionError):
+            return False
