@@ -176,7 +176,7 @@ def first_hold_document() -> dict[str, Any]:
 
 def opening_bounds() -> dict[str, int]:
     """Declared bounds of the steps every hold has."""
-    return {"preflight": 30, "lease": 20, "snapshot": 20, "arm-dead-man": 30, "stop": 60}
+    return {"preflight": 60, "lease": 30, "snapshot": 30, "arm-dead-man": 60, "stop": 90}
 
 
 def campaign_document(
@@ -196,7 +196,7 @@ def campaign_document(
     return {
         "schema": "coordinator/plan/v1",
         "name": "rehearsal",
-        "bound_s": 1800,
+        "bound_s": 3600,
         "restore_reserve_s": 180,
         "orphan_after_s": 20,
         "holds": {"1": ["A1", "B1"], "2": ["B2", "A2"]},
@@ -250,23 +250,24 @@ def campaign_document(
                     "{output_dir}",
                 ],
                 "env": env,
-                "timeout_s": 300,
+                "timeout_s": 900,
             },
         },
         "comparison": {"primary_metric": "tokens-per-round", "margin_ppm": 20_000, "min_rounds": 20 if quick else 100},
         "step_bounds_s": {
             **opening_bounds(),
             "pair-qualify": 120,
-            "boot": 60,
-            "identity": 10,
-            "warm-up": 60,
-            "greedy-check": 30,
-            "baseline": 5,
-            "headline": 150,
-            "profiled": 30,
-            "final": 5,
-            "evidence": 20,
-            "teardown": 30,
+            # Generous: a bound that the trial on a busy machine contradicts would refuse the hold.
+            "boot": 150,
+            "identity": 90,
+            "warm-up": 120,
+            "greedy-check": 120,
+            "baseline": 20,
+            "headline": 400,
+            "profiled": 120,
+            "final": 20,
+            "evidence": 30,
+            "teardown": 60,
         },
         "required_evidence": [{"kind": "budget", "classes": ["MEASURED", "REHEARSED"], "same_sources": True}],
     }
