@@ -34,7 +34,7 @@ def cached_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int):
     return body
 
 
-def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefetch: int, part: int):
+def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefetch: int, part: int, registers):
     rows = inputs.control.shape[0]
     buffers = HeadBuffers(settings, DEPTH, rows, "cuda")
 
@@ -44,7 +44,7 @@ def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefe
             for step in range(DEPTH):
                 launch_markov_position(
                     settings, buffers, step, inputs.logits[chain, step], inputs.control, previous, inputs.w1,
-                    inputs.w2, inputs.no_slots, inputs.cache, prefetch, part,
+                    inputs.w2, inputs.no_slots, inputs.cache, prefetch, part, registers,
                 )
                 previous = buffers.token[step]
 
@@ -70,10 +70,10 @@ def cached(variants, rows_list) -> None:
 def markov(variants, rows_list) -> None:
     for rows in rows_list:
         inputs = make_head_inputs(rows, 4)
-        for tile, warps, overlap, prefetch, part in variants:
+        for tile, warps, overlap, prefetch, part, registers in variants:
             settings = HeadSettings(Tiling(VOCAB, tile, 1, warps), overlap=overlap)
-            name = f"markov B={rows} tile={tile} warps={warps} overlap={overlap} prefetch={prefetch} part={part}"
-            report(name, markov_body(inputs, settings, 4, prefetch, part), 20)
+            name = f"markov B={rows} tile={tile} warps={warps} overlap={overlap} prefetch={prefetch} part={part} regs={registers}"
+            report(name, markov_body(inputs, settings, 4, prefetch, part, registers), 20)
 
 
 def verifier(variants) -> None:
@@ -92,15 +92,15 @@ def verifier(variants) -> None:
             arguments[2][request, step] = case.ids[0, 0]
             arguments[3][request, step] = case.q[0, 0]
             arguments[4][request, step] = case.count[0, 0]
-    for tile, warps, overlap in variants:
-        settings = VerifierSettings(Tiling(VOCAB, tile, 1, warps), 5, overlap=overlap)
+    for tile, warps, parts, overlap in variants:
+        settings = VerifierSettings(Tiling(VOCAB, tile, 1, warps), 5, overlap=overlap, parts=parts)
         buffers = VerifierBuffers(settings, 4, 24, "cuda")
 
         def body(settings=settings, buffers=buffers) -> None:
             for _ in range(20):
                 launch_verify(settings, buffers, base, *arguments)
 
-        report(f"verify 4x6 tile={tile} warps={warps} overlap={overlap}", body, 20)
+        report(f"verify 4x6 tile={tile} warps={warps} parts={parts} overlap={overlap}", body, 20)
         if not overlap:
             shape = (VOCAB, VOCAB, settings.tiling.num_tiles)
 
@@ -171,9 +171,9 @@ if __name__ == "__main__":
         elif what == "cached":
             cached([(2048, 4, False), (2048, 8, False), (4096, 8, False)], (1, 4))
         elif what == "markov":
-            markov([(1024, 8, False, 0, 64), (1024, 8, True, 0, 64), (1024, 8, True, 262144, 64), (1024, 16, False, 0, 64)], (1,))
-            markov([(1024, 8, False, 0, 32), (1024, 8, True, 262144, 32)], (4,))
+            markov([(512, 8, False, 0, 64, 128), (1024, 8, False, 0, 64, None), (1024, 16, False, 0, 64, None), (512, 8, True, 65536, 64, 128)], (1,))
+            markov([(1024, 8, False, 0, 64, None), (512, 8, False, 0, 64, 128), (512, 8, False, 0, 32, 128)], (4,))
         elif what == "verify":
-            verifier([(t, w, o) for t, w in ((2048, 4), (4096, 8)) for o in (False, True)])
+            verifier([(2048, 8, 4, False), (2048, 8, 4, True), (2048, 8, 2, True), (2048, 4, 1, True), (4096, 8, 2, True)])
         print(f"[{what}: {time.time() - begin:.0f} s]", flush=True)
     print(sampled_head.__name__)

@@ -88,10 +88,40 @@ def retire(counter_ptr, flag_ptrs, top, row_mask, R: tl.constexpr):
 
 
 @triton.jit
+def _merge_row(
+    candidate_ptr,
+    merged_ptr,
+    num_tiles,
+    tiles_per_shard,
+    shard_size,
+    K: tl.constexpr,
+    TILE: tl.constexpr,
+    N: tl.constexpr,
+):
+    """Reduces the candidates of one row to its top k, in ascending id; returns their number.
+
+    Candidates are int32 [num_tiles * K] in ascending id because tiles are; N is that length rounded up to a power of
+    two. The merged entries are int64 key << 32 | id; entries beyond their number are not written.
+    """
+    index = tl.arange(0, N)
+    # other programs wrote these: read them where those writes are, in L2
+    candidates = tl.load(candidate_ptr + index, mask=index < num_tiles * K, other=NO_CANDIDATE, cache_modifier=".cg")
+    keys = candidates >> 16
+    threshold, above = kth_key(keys, tl.max(keys, axis=0), 1, N, K)
+    selected, slots, count = place(keys, threshold, above, 1, K)
+    tile = index // K
+    shard = tile // tiles_per_shard
+    ids = shard * shard_size + (tile - shard * tiles_per_shard) * TILE + (candidates & 0xFFFF)
+    scatter(merged_ptr + slots, (keys.to(tl.int64) << 32) | ids.to(tl.int64), selected)
+    return count
+
+
+@triton.jit
 def merge_candidates(
-    candidate_ptrs,
-    merged_ptrs,
-    row_mask,
+    rows,
+    candidate_ptr,
+    merged_ptr,
+    num_rows,
     num_tiles,
     tiles_per_shard,
     shard_size,
@@ -100,31 +130,35 @@ def merge_candidates(
     TILE: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Reduces the candidates of R rows to their top k and stores them in ascending id.
+    """`_merge_row` for R rows, one after the other; a second dimension would not fit in registers.
 
-    Args:
-        candidate_ptrs: pointers [R] to int32 [num_tiles * K].
-        merged_ptrs: pointers [R] to int64 [K]; receive key << 32 | id.
-        row_mask: bool [R].
-        num_tiles: Tiles of a row; its candidates are in ascending id because tiles are.
-        tiles_per_shard: Tiles of a shard.
-        shard_size: Columns of a shard.
-        N: num_tiles * K rounded up to a power of two.
-
-    Returns:
-        int32 [R], entries of each row. Entries beyond them are not written.
+    ``candidate_ptr`` and ``merged_ptr`` are those of row 0; with one row per program, ``rows`` names it.
     """
-    index = entries_of(N, R)
-    live = (index < num_tiles * K) & column(row_mask, R)
-    # other programs wrote these: read them where those writes are, in L2
-    candidates = tl.load(column(candidate_ptrs, R) + index, mask=live, other=NO_CANDIDATE, cache_modifier=".cg")
-    keys = candidates >> 16
-    threshold, above = kth_key(keys, row_max(keys, R), R, N, K)
-    selected, slots, count = place(keys, threshold, above, R, K)
-    tile = index // K
-    shard = tile // tiles_per_shard
-    ids = shard * shard_size + (tile - shard * tiles_per_shard) * TILE + (candidates & 0xFFFF)
-    scatter(column(merged_ptrs, R) + slots, (keys.to(tl.int64) << 32) | ids.to(tl.int64), selected)
+    if R == 1:
+        count = _merge_row(
+            candidate_ptr + rows * (num_tiles * K),
+            merged_ptr + rows * K,
+            num_tiles,
+            tiles_per_shard,
+            shard_size,
+            K,
+            TILE,
+            N,
+        )
+    else:
+        count = rows * 0
+        for row in range(num_rows):
+            found = _merge_row(
+                candidate_ptr + row * (num_tiles * K),
+                merged_ptr + row * K,
+                num_tiles,
+                tiles_per_shard,
+                shard_size,
+                K,
+                TILE,
+                N,
+            )
+            count = tl.where(rows == row, found, count)
     # the entries are read back by other threads of this program
     tl.debug_barrier()
     return count
@@ -178,7 +212,8 @@ def u64(low, high):
 def finish_rows(
     rows,
     row_mask,
-    candidate_ptrs,
+    num_rows,
+    candidate_ptr,
     merged_ptr,
     flags,
     control_ptr,
@@ -225,7 +260,7 @@ def finish_rows(
     word0, _ = philox4x32(round_low, position, 1, 0, key0, key1)
     draw = (word0 >> 8).to(tl.int32)
     count = merge_candidates(
-        candidate_ptrs, merged_ptr + rows * K, row_mask, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N
+        rows, candidate_ptr, merged_ptr, num_rows, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N
     )
     # sticky along the chain; its first position starts afresh
     flags = flags | tl.load(error_ptr + rows, mask=row_mask & (step > 0), other=0)

@@ -58,7 +58,16 @@ def _take(bias, index, value, SUB: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def markov_bias_tile(
-    w2_ptr, w1_ptr, tokens, base, limit, TILE: tl.constexpr, SUB: tl.constexpr, R: tl.constexpr, RANK: tl.constexpr
+    w2_ptr,
+    w1_ptr,
+    tokens,
+    base,
+    limit,
+    nought,
+    TILE: tl.constexpr,
+    SUB: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
 ):
     """Bias of one tile for R <= 4 rows, rounded to BF16: float32 [R, TILE].
 
@@ -75,18 +84,20 @@ def markov_bias_tile(
         columns = base + part * SUB + tl.arange(0, SUB)
         real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
         w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
+        # always 0, but not to the compiler: hoisted out of this loop, the rows of W1 alone would fill the registers
+        w1_part = w1_ptr + part * nought
         sum0 = tl.zeros([SUB, LANES], tl.float32)
         sum1 = sum0
         sum2 = sum0
         sum3 = sum0
         for start in tl.static_range(0, RANK, LANES):
             w2 = bf16_to_f32(tl.load(w2_tile + start, mask=real, other=0))
-            sum0 += w2 * _lane_row(w1_ptr, tokens[0], start, lanes, RANK)
+            sum0 += w2 * _lane_row(w1_part, tokens[0], start, lanes, RANK)
             if R > 1:
-                sum1 += w2 * _lane_row(w1_ptr, tokens[1], start, lanes, RANK)
+                sum1 += w2 * _lane_row(w1_part, tokens[1], start, lanes, RANK)
             if R > 2:
-                sum2 += w2 * _lane_row(w1_ptr, tokens[2], start, lanes, RANK)
-                sum3 += w2 * _lane_row(w1_ptr, tokens[3], start, lanes, RANK)
+                sum2 += w2 * _lane_row(w1_part, tokens[2], start, lanes, RANK)
+                sum3 += w2 * _lane_row(w1_part, tokens[3], start, lanes, RANK)
         bias0 = _take(bias0, part, _tree(sum0, SUB), SUB, PARTS)
         if R > 1:
             bias1 = _take(bias1, part, _tree(sum1, SUB), SUB, PARTS)
@@ -137,7 +148,9 @@ def markov_bias_kernel(
     tokens = tl.load(token_ptr + rows)
     if R == 1:
         tokens = tl.max(tokens, axis=0)
-    bias = markov_bias_tile(w2_ptr, w1_ptr, _scalars(tokens, rows, R), base, vocab_size, TILE, SUB, R, RANK)
+    bias = markov_bias_tile(
+        w2_ptr, w1_ptr, _scalars(tokens, rows, R), base, vocab_size, vocab_size >> 30, TILE, SUB, R, RANK
+    )
     columns = base + tl.arange(0, TILE)
     bits = (bias.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
     out = bias_ptr + rows[:, None].to(tl.int64) * bias_stride + columns[None, :]
@@ -223,6 +236,7 @@ def markov_head_kernel(
         columns,
         base,
         limit,
+        step >> 16,
         R,
         RANK,
         TILE,
@@ -239,7 +253,8 @@ def markov_head_kernel(
         finish_rows(
             rows,
             exists,
-            candidates,
+            num_rows,
+            candidate_ptr,
             merged_ptr,
             flags,
             control_ptr,
@@ -279,6 +294,7 @@ def _tile_keys(
     columns,
     base,
     limit,
+    nought,
     R: tl.constexpr,
     RANK: tl.constexpr,
     TILE: tl.constexpr,
@@ -293,7 +309,7 @@ def _tile_keys(
             bias = bf16_to_f32(tl.load(line + columns, mask=real, other=0))
         else:
             tokens = _scalars(previous, rows, 1)
-            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, SUB, 1, RANK), [TILE])
+            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, nought, TILE, SUB, 1, RANK), [TILE])
     else:
         real = (columns < limit)[None, :] & exists[:, None]
         at = rows[:, None] * logits_stride + columns[None, :]
@@ -302,7 +318,7 @@ def _tile_keys(
         bias = bf16_to_f32(tl.load(line[:, None] + columns[None, :], mask=real & cached[:, None], other=0))
         if tl.min(cached.to(tl.int32), axis=0) == 0:
             tokens = _scalars(previous, rows, R)
-            computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, TILE, SUB, R, RANK)
+            computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, nought, TILE, SUB, R, RANK)
             bias = tl.where(cached[:, None], bias, computed)
     return order_key(bf16_to_f32(logits) + bias)
 
@@ -320,6 +336,7 @@ def launch_markov_position(
     cache: torch.Tensor,
     prefetch_bytes: int = 0,
     part: int = 64,
+    max_registers: int | None = None,
 ) -> None:
     """Launches one position whose rows may be cached or not, on the current stream.
 
@@ -387,6 +404,7 @@ def launch_markov_position(
         OVERLAP=settings.overlap,
         PREFETCH=prefetch_bytes,
         num_warps=tiling.num_warps,
+        maxnreg=max_registers,
         **({"launch_pdl": True} if settings.overlap and step > 0 else {}),
     )
 

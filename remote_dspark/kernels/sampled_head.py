@@ -96,7 +96,8 @@ def sampled_head_kernel(
         finish_rows(
             row,
             exists,
-            candidates,
+            1,
+            candidate_ptr,
             merged_ptr,
             flags,
             control_ptr,

@@ -363,10 +363,11 @@ def verify_kernel(
     T2: tl.constexpr,
     K: tl.constexpr,
     TILE: tl.constexpr,
+    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Sums the weights of one tile; the last program of a request verifies it. Grid (tiles, depth + 1, requests)."""
-    tile = tl.program_id(0)
+    """Sums the weights of tiles; the last program of a request verifies it. Grid (chunks, depth + 1, requests)."""
+    chunk = tl.program_id(0)
     step = tl.program_id(1)
     request = tl.program_id(2)
     if OVERLAP:
@@ -374,16 +375,26 @@ def verify_kernel(
     num_draft = tl.load(control_ptr + request * 16 + 11)
     if step <= num_draft:
         row = tl.load(control_ptr + request * 16 + 12) + step
-        _, columns, real = _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE)
-        values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
+        # a program sums several tiles, so that all programs fit on the device at once
+        tiles = chunk * PARTS + tl.arange(0, PARTS)
+        shards = tiles // tiles_per_shard
+        bases = shards * shard_size + (tiles - shards * tiles_per_shard) * TILE
+        limits = tl.minimum((shards + 1) * shard_size, vocab_size)
+        columns = bases[:, None] + tl.arange(0, TILE)[None, :]
+        line = target_ptr + row.to(tl.int64) * target_stride
+        values = tl.load(line + columns, mask=columns < limits[:, None], other=float("-inf"))
         if OVERLAP:
             tl.extra.cuda.gdc_wait()
         top = _f32_of_key(tl.load(top_ptr + row, cache_modifier=".cg"))
         weights = fixed_weight(values - top)
-        tl.store(sum_ptr + row * num_tiles + tile, tl.sum(weights, axis=0))
+        low = tl.sum((weights & 0x7FFFF).to(tl.int32), axis=1)
+        high = tl.sum((weights >> 19).to(tl.int32), axis=1)
+        # at most 4,096 parts of at most 2**19: the sums fit 32 bits without a sign
+        sums = ((high.to(tl.int64) & 0xFFFFFFFF) << 19) + (low.to(tl.int64) & 0xFFFFFFFF)
+        tl.store(sum_ptr + row * num_tiles + tiles, sums, mask=tiles < num_tiles)
         tl.debug_barrier()
         before = tl.atomic_add(counter_ptr + request, 1, sem="acq_rel", scope="gpu")
-        if before == num_tiles * (num_draft + 1) - 1:
+        if before == tl.num_programs(0) * (num_draft + 1) - 1:
             tl.store(counter_ptr + request, 0)
             _verify_request(
                 request,
@@ -426,12 +437,19 @@ class VerifierSettings:
         depth: Most draft tokens of a request.
         k: Support entries of a draft row.
         overlap: Programmatic dependent launch of the second kernel.
+        parts: Tiles that one program sums.
     """
 
     tiling: Tiling
     depth: int
     k: int = SUPPORT_K
     overlap: bool = False
+    parts: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuses tiles whose partial sums would not fit 32 bits."""
+        if self.tiling.tile > 4096:
+            raise ValueError(f"a tile of the verifier may have 4096 columns, found {self.tiling.tile}")
 
 
 class VerifierBuffers:
@@ -507,7 +525,7 @@ def launch_verify(
         OVERLAP=settings.overlap,
         num_warps=tiling.num_warps,
     )
-    verify_kernel[(tiling.num_tiles, depth + 1, num_requests)](
+    verify_kernel[(triton.cdiv(tiling.num_tiles, settings.parts), depth + 1, num_requests)](
         target,
         target.stride(0),
         buffers.top,
@@ -532,6 +550,7 @@ def launch_verify(
         T2=triton.next_power_of_2(tiling.num_tiles),
         K=settings.k,
         TILE=tiling.tile,
+        PARTS=settings.parts,
         OVERLAP=settings.overlap,
         num_warps=tiling.num_warps,
         **({"launch_pdl": True} if settings.overlap else {}),
