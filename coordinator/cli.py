@@ -44,7 +44,9 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
 def rehearse(
     directory: Annotated[Path, typer.Option("--dir", help="Where the rehearsal lives.")] = Path("build/rehearsal"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer requests: every step, little statistics.")] = False,
-    state: Annotated[Path | None, typer.Option("--state", help="The guard's state folder; one per user if not given.")] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="The guard's state folder; one per user if not given.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """The whole campaign on this machine, with real processes and locks; receipts say REHEARSED or EMULATED."""
@@ -113,6 +115,10 @@ def run(argv: Sequence[str], application: Callable[..., Any] = app) -> int:
         argv: Arguments without the program's name.
         application: The Typer app, replaceable in tests.
     """
+    if list(argv) == ["--version"]:
+        # Typer would load pydantic to parse this one word (DECISIONS 18).
+        typer.echo(f"coordinator {__version__}")
+        return 0
     try:
         result = application(args=list(argv), prog_name="coordinator", standalone_mode=False)
         return result if isinstance(result, int) else 0
