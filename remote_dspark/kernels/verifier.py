@@ -1,9 +1,9 @@
-"""Sparse-q verification of R requests in two launches: row maxima, then sums, acceptance, residual and bonus.
+"""Sparse-q verification of R requests in three launches: row maxima, weight sums, then one program per request.
 
 A fixed-point weight needs the row's maximum, so the rows are read twice; the second read comes from L2. Nobody waits
-for anybody: the second launch starts when the first has finished, and in it the last program of a request to retire
-verifies that request. The residual needs no third pass: its mass is S minus what the at most k support entries lose,
-and only the one tile that contains the drawn token is looked at again. No dense q exists anywhere.
+for anybody inside a launch. The third launch may start early (programmatic dependent launch) and has read everything
+but the sums by the time these are complete. The residual needs no further pass: its mass is S minus what the at most
+k support entries lose, and only the one tile that holds the drawn token is looked at again. No dense q exists.
 
 Rules: only integers are added, so tiles, shards and order do not matter. Not covered: how target rows are processed.
 """
@@ -210,10 +210,7 @@ def _draw_from_row(
 
 
 @triton.jit
-def _verify_request(
-    request,
-    num_draft,
-    first_row,
+def verify_kernel(
     target_ptr,
     target_stride,
     top_ptr,
@@ -239,9 +236,13 @@ def _verify_request(
     T2: tl.constexpr,
     K: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Everything that one request needs after its rows are summed."""
+    """Everything that one request needs after its rows are summed. Grid (requests,)."""
+    request = tl.program_id(0)
     control = control_ptr + request * 16
+    num_draft = tl.load(control + 11)
+    first_row = tl.load(control + 12)
     key0 = tl.load(control)
     key1 = tl.load(control + 1)
     round_low = tl.load(control + 2)
@@ -263,10 +264,7 @@ def _verify_request(
         D2,
         K,
     )
-    tops = tl.load(top_ptr + rows, mask=own, other=_NO_VALUE)
-    tiles = tl.arange(0, T2)
-    live = own[:, None] & (tiles < num_tiles)[None, :]
-    sums = tl.load(sum_ptr + rows[:, None] * num_tiles + tiles[None, :], mask=live, other=0, cache_modifier=".cg")
+    tops = tl.load(top_ptr + rows, mask=own, other=_NO_VALUE, cache_modifier=".cg")
     lines = target_ptr + rows.to(tl.int64) * target_stride
     maxima = _f32_of_key(tops)
     at_ids = tl.load(lines[:, None] + ids, mask=(ids >= 0) & (ids < vocab_size), other=float("-inf"))
@@ -280,9 +278,14 @@ def _verify_request(
     flags = flags | tl.where(is_valid, 0, PROPOSAL_FLAG)
     bad = (tops == 2147483647) | infinite | masked
     safe = tl.where(bad, 0.0, maxima)
-    totals = tl.sum(sums, axis=1)
     token_weights = fixed_weight(at_tokens - safe)
     draws, _ = philox4x32(round_low, position + steps, 2, 0, key0, key1)
+    if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+    tiles = tl.arange(0, T2)
+    live = own[:, None] & (tiles < num_tiles)[None, :]
+    sums = tl.load(sum_ptr + rows[:, None] * num_tiles + tiles[None, :], mask=live, other=0, cache_modifier=".cg")
+    totals = tl.sum(sums, axis=1)
     accepted = _accept(draws, own_tickets, totals, token_weights)
     num_accepted = tl.min(tl.where((steps < num_draft) & (accepted == 0), steps, num_draft), axis=0)
 
@@ -336,96 +339,32 @@ def _verify_request(
 
 
 @triton.jit
-def verify_kernel(
+def target_sum_kernel(
     target_ptr,
     target_stride,
     top_ptr,
     sum_ptr,
-    counter_ptr,
-    loss_ptr,
-    control_ptr,
-    proposed_ptr,
-    ids_ptr,
-    q_ptr,
-    count_ptr,
-    accepted_ptr,
-    tokens_ptr,
-    zero_ptr,
-    error_ptr,
-    totals_ptr,
-    stamp_ptr,
     vocab_size,
     shard_size,
     tiles_per_shard,
     num_tiles,
-    D: tl.constexpr,
-    D2: tl.constexpr,
-    T2: tl.constexpr,
-    K: tl.constexpr,
     TILE: tl.constexpr,
-    PARTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Sums the weights of tiles; the last program of a request verifies it. Grid (chunks, depth + 1, requests)."""
-    chunk = tl.program_id(0)
-    step = tl.program_id(1)
-    request = tl.program_id(2)
+    """Sum of the weights of one tile of one row. Grid (tiles, rows)."""
+    tile = tl.program_id(0)
+    row = tl.program_id(1)
+    _, columns, real = _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE)
+    values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
     if OVERLAP:
+        tl.extra.cuda.gdc_wait()
+        # only now: whoever starts after this finds the maxima complete
         tl.extra.cuda.gdc_launch_dependents()
-    num_draft = tl.load(control_ptr + request * 16 + 11)
-    if step <= num_draft:
-        row = tl.load(control_ptr + request * 16 + 12) + step
-        # a program sums several tiles, so that all programs fit on the device at once
-        tiles = chunk * PARTS + tl.arange(0, PARTS)
-        shards = tiles // tiles_per_shard
-        bases = shards * shard_size + (tiles - shards * tiles_per_shard) * TILE
-        limits = tl.minimum((shards + 1) * shard_size, vocab_size)
-        columns = bases[:, None] + tl.arange(0, TILE)[None, :]
-        line = target_ptr + row.to(tl.int64) * target_stride
-        values = tl.load(line + columns, mask=columns < limits[:, None], other=float("-inf"))
-        if OVERLAP:
-            tl.extra.cuda.gdc_wait()
-        top = _f32_of_key(tl.load(top_ptr + row, cache_modifier=".cg"))
-        weights = fixed_weight(values - top)
-        low = tl.sum((weights & 0x7FFFF).to(tl.int32), axis=1)
-        high = tl.sum((weights >> 19).to(tl.int32), axis=1)
-        # at most 4,096 parts of at most 2**19: the sums fit 32 bits without a sign
-        sums = ((high.to(tl.int64) & 0xFFFFFFFF) << 19) + (low.to(tl.int64) & 0xFFFFFFFF)
-        tl.store(sum_ptr + row * num_tiles + tiles, sums, mask=tiles < num_tiles)
-        tl.debug_barrier()
-        before = tl.atomic_add(counter_ptr + request, 1, sem="acq_rel", scope="gpu")
-        if before == tl.num_programs(0) * (num_draft + 1) - 1:
-            tl.store(counter_ptr + request, 0)
-            _verify_request(
-                request,
-                num_draft,
-                row - step,
-                target_ptr,
-                target_stride,
-                top_ptr,
-                sum_ptr,
-                loss_ptr,
-                control_ptr,
-                proposed_ptr,
-                ids_ptr,
-                q_ptr,
-                count_ptr,
-                accepted_ptr,
-                tokens_ptr,
-                zero_ptr,
-                error_ptr,
-                totals_ptr,
-                stamp_ptr,
-                vocab_size,
-                shard_size,
-                tiles_per_shard,
-                num_tiles,
-                D,
-                D2,
-                T2,
-                K,
-                TILE,
-            )
+    weights = fixed_weight(values - _f32_of_key(tl.load(top_ptr + row, cache_modifier=".cg")))
+    # at most 4,096 parts of at most 2**19: the sums fit 32 bits without a sign
+    low = tl.sum((weights & 0x7FFFF).to(tl.int32), axis=0).to(tl.int64) & 0xFFFFFFFF
+    high = tl.sum((weights >> 19).to(tl.int32), axis=0).to(tl.int64) & 0xFFFFFFFF
+    tl.store(sum_ptr + row * num_tiles + tile, (high << 19) + low)
 
 
 @dataclass(frozen=True)
@@ -436,15 +375,13 @@ class VerifierSettings:
         tiling: Tiles of a target row; ``num_shards`` logical vocabulary shards.
         depth: Most draft tokens of a request.
         k: Support entries of a draft row.
-        overlap: Programmatic dependent launch of the second kernel.
-        parts: Tiles that one program sums.
+        overlap: Programmatic dependent launch of the second and third kernel.
     """
 
     tiling: Tiling
     depth: int
     k: int = SUPPORT_K
     overlap: bool = False
-    parts: int = 4
 
     def __post_init__(self) -> None:
         """Refuses tiles whose partial sums would not fit 32 bits."""
@@ -470,7 +407,6 @@ class VerifierBuffers:
         self.stamp = zeros(num_requests, 3, dtype=torch.int64)
         self.top = torch.full((num_rows,), -(1 << 31), dtype=torch.int32, device=device)
         self.sums = zeros(num_rows, settings.tiling.num_tiles, dtype=torch.int64)
-        self.counter = zeros(num_requests)
         self.loss = zeros(num_requests, settings.tiling.tile, dtype=torch.int64)
 
     def poison(self) -> None:
@@ -516,21 +452,18 @@ def launch_verify(
     if ids.shape != (num_requests, depth, settings.k) or q.shape != ids.shape or count.shape != (num_requests, depth):
         raise ValueError(f"expected draft rows [{num_requests}, {depth}, {settings.k}], found {tuple(ids.shape)}")
     shape = (tiling.vocab_size, tiling.shard_size, tiling.tiles_per_shard)
-    target_max_kernel[(tiling.num_tiles, buffers.top.shape[0])](
-        target,
-        target.stride(0),
-        buffers.top,
-        *shape,
-        TILE=tiling.tile,
-        OVERLAP=settings.overlap,
-        num_warps=tiling.num_warps,
+    early = {"launch_pdl": True} if settings.overlap else {}
+    grid = (tiling.num_tiles, buffers.top.shape[0])
+    fixed = {"TILE": tiling.tile, "OVERLAP": settings.overlap, "num_warps": tiling.num_warps}
+    target_max_kernel[grid](target, target.stride(0), buffers.top, *shape, **fixed)
+    target_sum_kernel[grid](
+        target, target.stride(0), buffers.top, buffers.sums, *shape, tiling.num_tiles, **fixed, **early
     )
-    verify_kernel[(triton.cdiv(tiling.num_tiles, settings.parts), depth + 1, num_requests)](
+    verify_kernel[(num_requests,)](
         target,
         target.stride(0),
         buffers.top,
         buffers.sums,
-        buffers.counter,
         buffers.loss,
         control,
         proposed,
@@ -549,11 +482,8 @@ def launch_verify(
         D2=triton.next_power_of_2(depth + 1),
         T2=triton.next_power_of_2(tiling.num_tiles),
         K=settings.k,
-        TILE=tiling.tile,
-        PARTS=settings.parts,
-        OVERLAP=settings.overlap,
-        num_warps=tiling.num_warps,
-        **({"launch_pdl": True} if settings.overlap else {}),
+        **fixed,
+        **early,
     )
 
 
