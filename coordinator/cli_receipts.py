@@ -158,6 +158,14 @@ def admit(
     from coordinator.gate_admission import AdmitRequest, run_admit
 
     request = AdmitRequest(
-        policy=policy, store=store, stage=stage, plan=plan, signers=signers, key=key, anchor=anchor, now=now, state=state
+        policy=policy,
+        store=store,
+        stage=stage,
+        plan=plan,
+        signers=signers,
+        key=key,
+        anchor=anchor,
+        now=now,
+        state=state,
     )
     raise typer.Exit(run_admit(request, explain=explain, json=json))

@@ -61,7 +61,9 @@ class Admission:
         wrong = [row for row in self.decision.rows if row.ok is not True]
         if explain:
             words = {True: "yes", False: "NO", None: "not evaluated"}
-            table = [(row.field, row.expected, row.found, words[row.ok], row.source or "") for row in self.decision.rows]
+            table = [
+                (row.field, row.expected, row.found, words[row.ok], row.source or "") for row in self.decision.rows
+            ]
             reporter.table(title, ("rule", "expected", "found", "holds", "receipt"), table)
             inputs = [(item.kind, item.id, item.outcome.value, item.evidence) for item in self.decision.inputs]
             reporter.table("inputs", ("kind", "receipt", "verdict", "evidence"), inputs)

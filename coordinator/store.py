@@ -29,19 +29,20 @@ from typing import Final, NewType, Protocol
 from filelock import FileLock, Timeout
 
 from coordinator.store_files import Syncer, copy_sample, link_new, read_file, write_new
+from coordinator.store_snapshot import RECEIPT_NAME, Snapshot, receipt_stem, sequence_of, take_snapshot
 from receipts.chain import Head, link_draft, parse_head
 from receipts.errors import Code, ReceiptError
 from receipts.findings import Entry
 from receipts.model import Predicate
 from receipts.raw import check_sample
-from receipts.reader import MAX_BYTES, Receipt, read_document, read_receipt
+from receipts.reader import Receipt, read_document, read_receipt
+from receipts.signing import MAX_ENVELOPE_BYTES
 
 ReceiptId = NewType("ReceiptId", str)
 """The sha256 of the stored bytes, 64 hex digits."""
 
 LOCK_TIMEOUT_S: Final = 30.0
-_RECEIPT_NAME: Final = re.compile(r"([0-9]{8,})-([a-z-]+)-([0-9a-f]{12})\.json")
-_ENVELOPE_NAME: Final = re.compile(r"([0-9]{8,}-[a-z-]+-[0-9a-f]{12})\.([0-9a-f]{12})\.dsse\.json")
+_SNAPSHOT_TRIES: Final = 50
 
 
 class Signer(Protocol):
@@ -53,11 +54,6 @@ class Signer(Protocol):
 
     def sign(self, content: bytes) -> bytes:
         """Return the envelope file's content for a payload of exactly ``content``."""
-
-
-def receipt_stem(sequence: int, kind: str, digest: str) -> str:
-    """File name of a receipt without its suffix."""
-    return f"{sequence:08d}-{kind}-{digest[:12]}"
 
 
 class Store:
@@ -124,10 +120,10 @@ class Store:
         return final
 
     def _create(self) -> None:
-        if (self.path / "HEAD").exists():
-            return
         for folder in ("receipts", "samples", "pending"):
             (self.path / folder).mkdir(parents=True, exist_ok=True)
+        if (self.path / "HEAD").exists():
+            return
         with self._locked():
             if (self.path / "HEAD").exists():
                 return
@@ -201,11 +197,15 @@ class Store:
     def _recover(self) -> None:
         """Finish what a dead writer had staged whole; drop what was torn, for nobody was told that it exists."""
         for left in sorted((self.path / "pending").iterdir()):
-            if _RECEIPT_NAME.fullmatch(left.name):
+            if RECEIPT_NAME.fullmatch(left.name):
                 receipt = self._whole(left)
                 if receipt is not None:
                     self._restore_sum_lines(receipt)
                     self._publish(receipt)
+            elif left.exists() and (self.path / "receipts" / left.name).exists():
+                # A countersignature that was linked and perhaps not listed yet.
+                digest = hashlib.sha256(left.read_bytes()).hexdigest()
+                self._add_sums([f"{digest}  receipts/{left.name}"])
         self._clear_pending()
 
     def _whole(self, staged: Path) -> Receipt | None:
@@ -216,8 +216,12 @@ class Store:
             link = receipt.predicate.chain
             if stem != receipt_stem(link.sequence, receipt.predicate.kind, receipt.id):
                 return None
+            head = self.head()
+            if receipt.id != head.head:
+                # Nothing but the very next receipt can have been staged; anything else was put there by somebody.
+                head.follow(receipt)
             for envelope in pending.glob(f"{stem}.*.dsse.json"):
-                read_document(read_file(envelope, 2 * MAX_BYTES), 2 * MAX_BYTES)
+                read_document(read_file(envelope, MAX_ENVELOPE_BYTES), MAX_ENVELOPE_BYTES)
             for sample in receipt.predicate.samples:
                 content = self.read_sample(sample.sha256, pending / f"sample-{sample.sha256}")
                 if content is None or check_sample(sample, content):
@@ -233,9 +237,7 @@ class Store:
 
     def _clear_pending(self) -> None:
         # The receipt goes last: as long as it is there, the rest can still be published.
-        for left in sorted(
-            (self.path / "pending").iterdir(), key=lambda p: _RECEIPT_NAME.fullmatch(p.name) is not None
-        ):
+        for left in sorted((self.path / "pending").iterdir(), key=lambda p: RECEIPT_NAME.fullmatch(p.name) is not None):
             left.unlink()
 
     def _add_sums(self, lines: list[str]) -> None:
@@ -265,48 +267,57 @@ class Store:
         """
         return parse_head(read_file(self.path / "HEAD"))
 
-    def sums(self) -> bytes:
-        """The content of SHA256SUMS."""
-        return read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
+    def snapshot(self) -> Snapshot:
+        """The store as it was at one moment, even while a writer is at work or after one died.
 
-    def entries(self, first: int = 0) -> Iterator[Entry]:
+        A receipt is in the log once HEAD counts it. Until then its files may lie in ``receipts/`` already; they are
+        known by their twin in ``pending/``, which goes only after HEAD has moved. So: HEAD first, then the lists, then
+        HEAD again; the same HEAD means that the lists belong to it.
+
+        Raises:
+            receipts.errors.ReceiptError: There is no store here, or HEAD or SHA256SUMS cannot be read.
+        """
+        for _ in range(_SNAPSHOT_TRIES):
+            head = self.head()
+            sums = read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
+            names, pending = self._names("receipts"), self._names("pending")
+            if self.head() == head:
+                return take_snapshot(head, sums, names, pending)
+        raise ReceiptError(Code.HEAD_MISMATCH, "HEAD moves faster than the store can be listed: try again", "HEAD")
+
+    def entries(self, snapshot: Snapshot | None = None, first: int = 0) -> Iterator[Entry]:
         """Every receipt file in order of its name, read once, with its envelopes. Names that fit nothing come too.
 
         Args:
+            snapshot: Which files; taken now when left out.
             first: Leave out, unread, receipts whose name has a lower sequence number.
         """
-        receipts, envelopes = self._names()
-        for name in receipts:
-            stem = name.removesuffix(".json")
-            match = _RECEIPT_NAME.fullmatch(name)
-            if match and int(match[1]) < first:
-                envelopes.pop(stem, None)
-                continue
-            signatures = tuple(read_file(self.path / "receipts" / e) for e in envelopes.pop(stem, ()))
-            yield self._entry(name, signatures)
+        listed = snapshot or self.snapshot()
+        envelopes = dict(listed.envelopes)
+        for name in listed.receipts:
+            names = envelopes.pop(name.removesuffix(".json"), ())
+            if sequence_of(name) >= first or not RECEIPT_NAME.fullmatch(name):
+                yield self._entry(name, names)
         for stem, names in sorted(envelopes.items()):
             yield Entry(name=names[0], content=b"", refused=ReceiptError(Code.FOREIGN, f"no receipt {stem}", names[0]))
 
-    def _names(self) -> tuple[list[str], dict[str, list[str]]]:
-        folder = self.path / "receipts"
-        if not folder.is_dir():
-            raise ReceiptError(Code.NOT_A_FILE, "expected a store with a receipts folder, found none", str(self.path))
-        receipts: list[str] = []
-        envelopes: dict[str, list[str]] = {}
-        for name in sorted(entry.name for entry in os.scandir(folder)):
-            match = _ENVELOPE_NAME.fullmatch(name)
-            if match:
-                envelopes.setdefault(match[1], []).append(name)
-            else:
-                receipts.append(name)
-        return receipts, envelopes
+    def _names(self, folder: str) -> list[str]:
+        try:
+            return [entry.name for entry in os.scandir(self.path / folder)]
+        except FileNotFoundError:
+            # A copy that went through version control or an archive may have lost folders that were empty.
+            return []
+        except OSError as error:
+            raise ReceiptError(Code.NOT_A_FILE, f"cannot list: {error.strerror}", f"{self.path}/{folder}") from error
 
-    def _entry(self, name: str, envelopes: tuple[bytes, ...]) -> Entry:
-        if not _RECEIPT_NAME.fullmatch(name):
+    def _entry(self, name: str, envelope_names: tuple[str, ...]) -> Entry:
+        if not RECEIPT_NAME.fullmatch(name):
             refused = ReceiptError(Code.BAD_NAME, "expected NNNNNNNN-kind-digest12.json", name)
             return Entry(name=name, content=b"", refused=refused)
+        folder = self.path / "receipts"
         try:
-            return Entry(name=name, content=read_file(self.path / "receipts" / name), envelopes=envelopes)
+            envelopes = tuple(read_file(folder / envelope, MAX_ENVELOPE_BYTES) for envelope in envelope_names)
+            return Entry(name=name, content=read_file(folder / name), envelopes=envelopes)
         except ReceiptError as error:
             return Entry(name=name, content=b"", refused=error)
 
@@ -320,8 +331,8 @@ class Store:
         if not re.fullmatch(r"[0-9a-f]{6,64}", wanted):
             raise ReceiptError(Code.BAD_NAME, "expected 6 to 64 hex digits of a receipt id", receipt_id[:80])
         matches = []
-        for name in self._names()[0]:
-            match = _RECEIPT_NAME.fullmatch(name)
+        for name in self._names("receipts"):
+            match = RECEIPT_NAME.fullmatch(name)
             if match and (match[3].startswith(wanted) or wanted.startswith(match[3])):
                 content = read_file(self.path / "receipts" / name)
                 if hashlib.sha256(content).hexdigest().startswith(wanted):
@@ -336,8 +347,8 @@ class Store:
 
         def load(receipt_id: str) -> bytes | None:
             if not names:
-                for name in self._names()[0]:
-                    match = _RECEIPT_NAME.fullmatch(name)
+                for name in self._names("receipts"):
+                    match = RECEIPT_NAME.fullmatch(name)
                     if match:
                         names.setdefault(match[3], []).append(name)
             for name in names.get(receipt_id[:12], ()):

@@ -30,7 +30,9 @@ def diff_receipts(store: Path, first: str, second: str, *, json: bool) -> int:
     a, b = load_receipt(store, first), load_receipt(store, second)
     tables = {title: list(rows) for title, rows in differences(a, b)}
     if json:
-        print_json({"a": a.id, "b": b.id, "differences": {t: [list(row) for row in rows] for t, rows in tables.items()}})
+        print_json(
+            {"a": a.id, "b": b.id, "differences": {t: [list(row) for row in rows] for t, rows in tables.items()}}
+        )
         return int(ExitCode.DONE)
     reporter = Reporter(SystemClock().utc)
     reporter.table("compared", ("", "id", "kind"), [("A", a.id, a.predicate.kind), ("B", b.id, b.predicate.kind)])

@@ -65,7 +65,7 @@ def node(receipt: Receipt) -> Node:
 def tips(nodes: Mapping[str, Node]) -> list[str]:
     """Receipts that no other one builds on, newest first."""
     named = {parent for item in nodes.values() for _, parent in item.parents}
-    return [receipt_id for receipt_id in reversed(nodes) if receipt_id not in named]
+    return [receipt_id for receipt_id in reversed(list(nodes)) if receipt_id not in named]
 
 
 def tree_lines(nodes: Mapping[str, Node], roots: list[str]) -> Iterator[str]:

@@ -71,10 +71,16 @@ def head_rows(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield "scope", predicate.scope
     yield from (("not claimed", text) for text in predicate.not_claimed)
     yield "what ran", " ".join(predicate.argv) or "nothing"
-    yield "ended", f"{predicate.exit.kind.value} {predicate.exit.code if predicate.exit.code is not None else ''}".strip()
+    yield (
+        "ended",
+        f"{predicate.exit.kind.value} {predicate.exit.code if predicate.exit.code is not None else ''}".strip(),
+    )
     yield "from source", f"{predicate.tool.name} {predicate.tool.version} tree {predicate.tool.source_sha256}"
     yield "plan", predicate.plan_sha256 or "none"
-    yield "position", f"window {position.window}, hold {position.hold_number}, arm {position.arm}, try {position.attempt}"
+    yield (
+        "position",
+        f"window {position.window}, hold {position.hold_number}, arm {position.arm}, try {position.attempt}",
+    )
     yield "time", f"{predicate.started_utc} to {predicate.ended_utc}, {predicate.elapsed_ns} ns"
     yield from (("fence epoch", f"{fence.host}: {fence.epoch}") for fence in predicate.fences)
     yield from (("environment", f"{name}={value}") for name, value in predicate.environment.items())

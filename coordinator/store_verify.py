@@ -1,7 +1,7 @@
 """``coordinator receipts verify``: walks a store, compares it with what is remembered elsewhere, prints the findings.
 
-The judging is ``receipts.verify``; this file reads files and renders. Nothing but the arguments decides what is checked:
-no configuration of the working directory, no environment.
+The judging is ``receipts.verify``; this file reads files and renders. Nothing but the arguments decides what is
+checked: no configuration of the working directory, no environment.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from receipts.fields import Outcome
 from receipts.findings import Entry, Finding, LogReport, Options, Verified
 from receipts.reader import read_receipt
 from receipts.signing import AllowedSigners, parse_allowed_signers
-from receipts.sums import parse_sums
 from receipts.verify import LogVerifier
 from windows.exit_codes import ExitCode
 
@@ -117,18 +116,19 @@ def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -
     Raises:
         receipts.errors.ReceiptError: There is no store here, or HEAD or SHA256SUMS cannot be read at all.
     """
+    snapshot = store.snapshot()
     options = Options(
         now_utc=trust.now_utc,
         signers=trust.signers,
-        sums=parse_sums(store.sums()),
-        head=store.head(),
+        sums=snapshot.sums,
+        head=snapshot.head,
         high_water=trust.high_water,
         witnesses=tuple(trust.witnesses),
         load=store.loader(),
         sample=store.read_sample,
     )
     verifier = LogVerifier(options, since)
-    for entry in store.entries(first=since.count if since else 0):
+    for entry in store.entries(snapshot, first=since.count if since else 0):
         keep(entry, verifier.add(entry))
     return verifier.finish()
 

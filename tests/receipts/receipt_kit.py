@@ -212,7 +212,7 @@ class Log:
     entries: list[Entry] = field(default_factory=list)
     receipts: list[Receipt] = field(default_factory=list)
     samples: dict[str, bytes] = field(default_factory=dict)
-    head: Head = Head(LOG, 0, None)
+    head: Head = field(init=False)
 
     def __post_init__(self) -> None:
         self.head = Head(self.log, 0, None)

@@ -191,7 +191,8 @@ def test_since_continues_and_refuses_what_was_rewritten_before_it(log: Log) -> N
     [
         b"", b"{}", b"[]", b'{"count":1,"head":null,"log":"%s"}' % (b"0" * 32),
         b'{"count":0,"head":"%s","log":"%s"}' % (b"0" * 64, b"0" * 32), b'{"count":-1,"head":null,"log":"x"}',
-        b'{"count":true,"head":null,"log":"%s"}' % (b"0" * 32), b'{"count":0,"head":null,"log":"%s","x":1}' % (b"0" * 32),
+        b'{"count":true,"head":null,"log":"%s"}' % (b"0" * 32),
+        b'{"count":0,"head":null,"log":"%s","x":1}' % (b"0" * 32),
         b"x" * 5000,
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import Counter
@@ -67,10 +68,8 @@ def test_any_document_in_any_place(value: Any) -> None:
         kept = holder[key]
         holder[key] = value
         content = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        try:
+        with contextlib.suppress(ReceiptError):
             read_receipt(content.encode("utf-8", "surrogatepass"))
-        except ReceiptError:
-            pass
         holder[key] = kept
 
 
@@ -125,8 +124,7 @@ def test_a_code_is_stable_text() -> None:
 
 
 def test_toml_of_strangers() -> None:
-    for content in (b"version = 1", signers_toml()[:-3], b"version = 2\n", b"[[signer]]\n", b"\xff", b"a=" + b"[" * 999):
-        try:
+    for content in (signers_toml()[:-3], b"version = 2\n", b"[[signer]]\n", b"\xff", b"a=" + b"[" * 999):
+        with pytest.raises(ReceiptError) as caught:
             parse_allowed_signers(content)
-        except ReceiptError as error:
-            assert error.code is Code.BAD_KEY_FILE
+        assert caught.value.code is Code.BAD_KEY_FILE

@@ -54,8 +54,10 @@ def test_the_bytes_are_rfc_8785(kind: Kind) -> None:
 
 def test_rfc_8785_vectors_with_numbers_and_characters_beyond_the_first_plane() -> None:
     """Red when sorting or escaping changes: string-only vectors would not notice."""
-    document = {"b": [MAX_INTEGER, -MAX_INTEGER, 0], "a": "\u20ac \U0001d11e \x0f \"\\ \n \u2028", "Z": {"": None}}
-    expected = '{"Z":{"":null},"a":"\u20ac \U0001d11e \\u000f \\"\\\\ \\n \u2028","b":[9007199254740991,-9007199254740991,0]}'
+    document = {"b": [MAX_INTEGER, -MAX_INTEGER, 0], "a": '\u20ac \U0001d11e \x0f "\\ \n \u2028', "Z": {"": None}}
+    expected = (
+        '{"Z":{"":null},"a":"\u20ac \U0001d11e \\u000f \\"\\\\ \\n \u2028","b":[9007199254740991,-9007199254740991,0]}'
+    )
     assert canonical_bytes(document) == expected.encode() == rfc8785.dumps(document)
 
 
@@ -162,6 +164,7 @@ def set_in(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
 
 
 P = "predicate"
+SAMPLE = {"name": "a", "sha256": "0" * 64, "size_bytes": 1, "num_samples": 1, "unit": "ns"}
 
 
 @pytest.mark.parametrize(
@@ -202,10 +205,8 @@ P = "predicate"
         (set_in(P, "position", "attempt", to=0), Code.SCHEMA),
         (set_in(P, "scope", to="x" * 4097), Code.SCHEMA),
         (set_in(P, "scope", to=None), Code.SCHEMA),
-        (set_in(P, "samples", to=[{"name": "../x", "sha256": "0" * 64, "size_bytes": 1, "num_samples": 1, "unit": "ns"}]),
-         Code.SCHEMA),
-        (set_in(P, "samples", to=[{"name": "a", "sha256": "0" * 64, "size_bytes": 1, "num_samples": 1, "unit": "ns"}] * 2),
-         Code.SCHEMA),
+        (set_in(P, "samples", to=[SAMPLE | {"name": "../x"}]), Code.SCHEMA),
+        (set_in(P, "samples", to=[SAMPLE, SAMPLE]), Code.SCHEMA),
         (set_in(P, "parents", to=[{"kind": "hold", "sha256": "0" * 64, "role": "r"}] * 2), Code.SCHEMA),
         (set_in(P, "parents", to=[{"kind": "hold", "sha256": "0" * 64, "role": "r"}] * 5000), Code.SCHEMA),
         (set_in(P, "chain", "previous", to="0" * 64), Code.SCHEMA),

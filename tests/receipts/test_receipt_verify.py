@@ -160,8 +160,8 @@ def test_figures_are_computed_again_from_the_raw_file() -> None:
     """Red when a summary is believed."""
     good = {"raw.rounds.jsonl.count": 4, "raw.rounds.jsonl.p50": 2, "raw.rounds.jsonl.p99": 10}
     assert codes(with_raw(RAW, good).verify()) == []
-    for name in good:
-        assert codes(with_raw(RAW, good | {name: good[name] + 1}).verify()) == ["recompute-differs"], name
+    for name, value in good.items():
+        assert codes(with_raw(RAW, good | {name: value + 1}).verify()) == ["recompute-differs"], name
     assert codes(with_raw(RAW, {"raw.other.jsonl.p50": 2}).verify()) == ["recompute-differs"]
     assert codes(with_raw(RAW, {"raw.rounds.jsonl.p12": 2}).verify()) == ["recompute-differs"]
 
