@@ -25,13 +25,25 @@ def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ReceiptError(Code.NOT_A_FILE, f"cannot open a regular file: {error.strerror}", str(path)) from error
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode):
             raise ReceiptError(Code.NOT_A_FILE, "expected a regular file", str(path))
         if facts.st_size > max_bytes:
             raise ReceiptError(Code.TOO_LARGE, f"expected at most {max_bytes} bytes, found {facts.st_size}", str(path))
-        return file.read(facts.st_size + 1) or b""
+        return _read_all(descriptor, facts.st_size)
+    except OSError as error:
+        raise ReceiptError(Code.NOT_A_FILE, f"cannot read: {error.strerror}", str(path)) from error
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int, size: int) -> bytes:
+    # One call is enough for almost every file; a file that grows meanwhile is read no further than its size was.
+    content = os.read(descriptor, size)
+    while len(content) < size and (more := os.read(descriptor, size - len(content))):
+        content += more
+    return content
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o444, replace: bool = False) -> None:
