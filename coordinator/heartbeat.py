@@ -1,4 +1,6 @@
-"""Tells every guard that we are alive, in one thread, and notices when a guard no longer agrees.
+"""Tells every guard that we are alive, one thread a host, and notices when a guard no longer agrees.
+
+A thread of its own for each host, because waiting for one that does not answer must not silence us to the others.
 
 A loss is terminal for the window: after it nobody renews, and the next safe point raises (coordination facts: a lease
 that was lost and renewed again has two holders).
@@ -12,11 +14,11 @@ from collections.abc import Sequence
 from coordinator.clock import Clock
 from coordinator.errors import CoordinatorError, LinkLost, OwnershipLost
 from coordinator.guard_client import GuardRefusal
-from coordinator.session import HostSession
+from coordinator.session import HostSession, in_parallel
 
 
 class Heartbeat:
-    """One thread for all hosts of a window.
+    """The beats of a window.
 
     Args:
         orphan_after_s: Silence after which the hosts restore by themselves; beats come four times as often.
@@ -31,17 +33,22 @@ class Heartbeat:
         self._stopping = False
         self._loss: CoordinatorError | None = None
         self._last_ok_ns = {session.name: clock.monotonic_ns() for session in sessions}
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._run, args=(session,), name=f"heartbeat-{session.name}", daemon=True)
+            for session in sessions
+        ]
 
     def start(self) -> None:
         """Begin to beat."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """End the thread; returns when no beat is under way."""
+        """End the threads; returns when no beat is under way."""
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
 
     def set_step_bound(self, bound_s: int | None) -> None:
         """The running step changed: tell the guards at once, before it begins.
@@ -49,8 +56,7 @@ class Heartbeat:
         Synchronous, because a guard that does not know the bound yet could take the step's silence for our death.
         """
         self.step_bound_s = bound_s
-        for session in self._sessions:
-            self._beat(session)
+        in_parallel(self._sessions, self._beat)
 
     def check(self) -> None:
         """Raise what was lost, if anything was.
@@ -70,12 +76,10 @@ class Heartbeat:
                     next_step="`coordinator hold status` when the link is back, then `coordinator hold recover`",
                 )
 
-    def _run(self) -> None:
+    def _run(self, session: HostSession) -> None:
         while not self._stopping and self._loss is None:
-            for session in self._sessions:
-                self._beat(session)
+            self._beat(session)
             self._wake.wait(max(self._orphan_after_s / 4, 0.5))
-            self._wake.clear()
 
     def _beat(self, session: HostSession) -> None:
         try:

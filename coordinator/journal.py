@@ -18,8 +18,8 @@ from coordinator.clock import Clock
 from coordinator.errors import UsageError
 from windows.errors import JournalError
 from windows.hold import HoldState, apply, open_hold
-from windows.hold_records import Intent, Note, Opened, Outcome, Record, parse_record
-from windows.hold_table import Action, HoldEvent, Moment
+from windows.hold_records import Found, Intent, Note, Opened, Outcome, Record, parse_record
+from windows.hold_table import Action, HoldEvent, HostFact, Moment
 
 
 class Journal:
@@ -67,6 +67,11 @@ class Journal:
         """Record what came of it."""
         with self._lock:
             self._take(Outcome(**self._head(), op=op, result=result, epoch=epoch, detail=detail[:2000]))
+
+    def found(self, host: str, fact: HostFact, *, epoch: int | None, detail: str = "") -> None:
+        """Record what a host said about itself when asked."""
+        with self._lock:
+            self._take(Found(**self._head(), host=host, fact=fact, epoch=epoch, detail=detail[:2000]))
 
     def close(self) -> None:
         """Release the file; the journal stays."""

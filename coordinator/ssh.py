@@ -192,7 +192,9 @@ class SshHost:
         target = self._target
         where = f"{target.name} ([{target.address}]:{target.port})"
         try:
-            sock = socket.create_connection((target.address, target.port), timeout=self._connect_timeout_s)
+            # A host that answered before answers at once, or its link is lost: guards and peers are not kept waiting.
+            patience_s = _ANSWER_S if self._was_connected else self._connect_timeout_s
+            sock = socket.create_connection((target.address, target.port), timeout=patience_s)
         except TimeoutError as error:
             raise HostTimedOut("the host did not answer", where=where) from error
         except OSError as error:

@@ -36,7 +36,7 @@ from coordinator.session import HostSession, in_parallel
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
 from windows.hold import exit_code
-from windows.hold_table import GONE, TOUCHED, Action, HoldEvent, Moment, Phase
+from windows.hold_table import GONE, TOUCHED, Action, HoldEvent, HostFact, Moment, Phase
 from windows.plan import StepKind
 
 _ACTIONS = {
@@ -293,6 +293,8 @@ class Window:
                 self._timed(StepKind.RESTORE, self._restore_touched)
                 self._witness_at_close()
                 self._timed(StepKind.CLOSE, self._release)
+            elif self.journal.state.is_degraded:
+                self._each(self.sessions, self._ask_whether_ended)
         finally:
             if self._heartbeat is not None:
                 self._heartbeat.stop()
@@ -312,6 +314,8 @@ class Window:
         if cause is None:
             self.note(HoldEvent.RESTORE_STARTED)
             return
+        if isinstance(cause, GuardRefusal):
+            cause = as_coordinator_error(cause)
         event = next((event for kind, event in _CAUSES if isinstance(cause, kind)), HoldEvent.STEP_FAILED)
         if event is HoldEvent.OWNERSHIP_LOST and self.journal.state.phase is Phase.PLANNED:
             event = HoldEvent.REFUSED
@@ -328,7 +332,12 @@ class Window:
 
     def _restore_one(self, session: HostSession) -> None:
         record = self.records[session.name]
-        result = self.act(session, "restore", timeout_s=self.compiled.plan.restore_reserve_s + 30)
+        try:
+            result = self.act(session, "restore", timeout_s=self.compiled.plan.restore_reserve_s + 30)
+        except GuardRefusal as refusal:
+            if refusal.code != "HOLD_ENDED" or not self._take_proof(session, refusal.details):
+                raise
+            return
         record.restore_rows = list(result["rows"])
         record.service_ns += int(result["service_ns"])
         if result["proven"] is not True:
@@ -341,6 +350,22 @@ class Window:
                 next_step=f"look at the host, then `coordinator hold recover --hold {self.hold_id}`",
             )
         record.restored_by = "close"
+
+    def _take_proof(self, session: HostSession, outcome: Json) -> bool:
+        """Whether ``outcome`` says that exactly this hold ended there with production proven; then it is recorded."""
+        state = self.journal.state.host(session.name)
+        ours = (outcome.get("hold_id"), outcome.get("epoch")) == (self.hold_id, state.epoch)
+        if not ours or outcome.get("proven") is not True or state.phase in GONE:
+            return False
+        self.records[session.name].restore_rows = list(outcome.get("rows", ()))
+        self.journal.found(
+            session.name, HostFact.FOUND_RELEASED, epoch=state.epoch, detail=f"the host says: {outcome.get('outcome')}"
+        )
+        return True
+
+    def _ask_whether_ended(self, session: HostSession) -> None:
+        """Reads only: a hold that is no longer ours may have been restored by its host, and then nothing is owed."""
+        self._take_proof(session, session.guard.call("status", with_claim=False).get("last_outcome") or {})
 
     def _release(self) -> None:
         held = [s for s in self.sessions if self.journal.state.host(s.name).phase not in GONE | TOUCHED]

@@ -18,6 +18,7 @@ from pathlib import Path
 import coordinator.window
 from coordinator.clock import SystemClock
 from coordinator.errors import CoordinatorError
+from coordinator.guard_client import GuardRefusal, as_coordinator_error
 from coordinator.journal import Journal
 from coordinator.production import require_free
 from coordinator.render import Reporter
@@ -109,7 +110,8 @@ def main() -> int:
                 hold(window, sessions, run=options.run)
             finally:
                 code = int(window.exit_code)
-    except CoordinatorError as error:
+    except (CoordinatorError, GuardRefusal) as caught:
+        error = as_coordinator_error(caught) if isinstance(caught, GuardRefusal) else caught
         reporter.error(error.lines())
         code = code or int(error.exit_code)
     print(f"= {code} {hold_id}", flush=True)
