@@ -317,7 +317,8 @@ class Store:
         folder = self.path / "receipts"
         try:
             envelopes = tuple(read_file(folder / envelope, MAX_ENVELOPE_BYTES) for envelope in envelope_names)
-            return Entry(name=name, content=read_file(folder / name), envelopes=envelopes)
+            content = read_file(folder / name)
+            return Entry(name=name, content=content, envelopes=envelopes, envelope_names=envelope_names)
         except ReceiptError as error:
             return Entry(name=name, content=b"", refused=error)
 

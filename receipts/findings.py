@@ -23,6 +23,7 @@ class Entry:
         name: File name.
         content: Its bytes, read once.
         envelopes: Signature envelopes beside it.
+        envelope_names: Their file names, when they are to be compared with SHA256SUMS.
         refused: Why there are no bytes, when the file itself was refused.
     """
 
@@ -30,6 +31,7 @@ class Entry:
     content: bytes
     envelopes: tuple[bytes, ...] = ()
     refused: ReceiptError | None = None
+    envelope_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from receipts import bodies
+from receipts.canonical import receipt_id
 from receipts.chain import Head
 from receipts.errors import Code, ReceiptError
 from receipts.evidence import age_s, overclaims, values_of
-from receipts.fields import Evidence, Kind, Outcome, Sample, Verdict
+from receipts.fields import Evidence, Kind, Outcome, Verdict
 from receipts.findings import Entry, Finding, LogReport, Options, Sources, Verified
 from receipts.model import Predicate
 from receipts.raw import check_figures, check_sample
@@ -66,7 +67,7 @@ class LogVerifier:
             self._skip_one()
             return None
         self._check_chain(receipt, entry)
-        self._check_sums(entry.name, receipt.id, receipt.predicate.samples)
+        self._check_sums(entry, receipt)
         self._check_parents(receipt)
         self._check_evidence(receipt)
         self._check_times(receipt)
@@ -126,14 +127,19 @@ class LogVerifier:
                 self._head = Head(self._head.log, link.sequence + 1, receipt.id)
             self._is_linked = link.sequence + 1 == self._head.count
 
-    def _check_sums(self, name: str, digest: str, samples: tuple[Sample, ...]) -> None:
+    def _check_sums(self, entry: Entry, receipt: Receipt) -> None:
         # (4) SHA256SUMS names exactly what is here.
         if self.options.sums is None:
             return
-        for path, expected in [(f"receipts/{name}", digest), *((f"samples/{s.sha256}", s.sha256) for s in samples)]:
+        listed = [(f"receipts/{entry.name}", receipt.id)]
+        listed += [(f"samples/{sample.sha256}", sample.sha256) for sample in receipt.predicate.samples]
+        for name, envelope in zip(entry.envelope_names, entry.envelopes, strict=False):
+            listed.append((f"receipts/{name}", receipt_id(envelope)))
+        for path, expected in listed:
             found = self.options.sums.get(path)
             if found != expected:
-                self._find(Code.SUMS_MISMATCH, name, f"expected a line {expected}  {path}, found {found or 'none'}")
+                message = f"expected a line {expected}  {path}, found {found or 'none'}"
+                self._find(Code.SUMS_MISMATCH, entry.name, message)
             self._named.add(path)
 
     def _check_parents(self, receipt: Receipt) -> None:
@@ -262,9 +268,8 @@ class LogVerifier:
         self._check_head()
         if self.options.sums is not None and self._since is None:
             # (12) A line for a file that is not here: something was removed.
-            for path in self.options.sums.keys() - self._named:
-                if not path.endswith(".dsse.json"):
-                    self._find(Code.SUMS_MISMATCH, path, "SHA256SUMS names it and no receipt accounts for it")
+            for path in sorted(self.options.sums.keys() - self._named):
+                self._find(Code.SUMS_MISMATCH, path, "SHA256SUMS names it and no receipt accounts for it")
         # (13) What was accepted before must still be there.
         if self.options.high_water is not None:
             mark = self.options.high_water

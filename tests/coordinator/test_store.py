@@ -159,6 +159,7 @@ def test_killed_before_every_step_of_a_countersignature(writers: Writers, base: 
         assert sha256sum(store)
         shutil.rmtree(store)
     assert ended["code"] == 0
+    assert signed(store).report.num_signed == 2
 
 
 def test_an_error_while_staging_leaves_nothing(base: Path, tmp_path: Path) -> None:
@@ -242,6 +243,21 @@ def test_a_stranger_in_the_folder(base: Path, name: str) -> None:
     assert {f.code for f in verify_store(base).report.findings} >= {Code.BAD_NAME}
 
 
+def test_a_removed_or_unlisted_envelope(base: Path) -> None:
+    """Red when only receipts are compared with SHA256SUMS: a signature that was taken away must show."""
+    envelope = next(p for p in (base / "receipts").iterdir() if p.name.endswith(".dsse.json"))
+    content = envelope.read_bytes()
+    envelope.unlink()
+    assert [f.code for f in verify_store(base).report.findings] == [Code.SUMS_MISMATCH]
+    envelope.write_bytes(content)
+    assert verify_store(base).is_whole
+    envelope.with_name(envelope.name.replace(".dsse.", "x.dsse.")).write_bytes(content)
+    sums = base / "SHA256SUMS"
+    kept = [line for line in sums.read_text().splitlines(keepends=True) if envelope.name not in line]
+    sums.write_text("".join(kept))
+    assert Code.SUMS_MISMATCH in {f.code for f in verify_store(base).report.findings}
+
+
 def test_an_envelope_without_its_receipt(base: Path) -> None:
     (base / "receipts" / "00000007-hold-000000000000.aaaaaaaaaaaa.dsse.json").write_bytes(b"{}")
     assert Code.FOREIGN in {f.code for f in verify_store(base).report.findings}
@@ -249,7 +265,8 @@ def test_an_envelope_without_its_receipt(base: Path) -> None:
 
 def test_a_planted_pending_file_is_never_published(base: Path, tmp_path: Path) -> None:
     """Red when recovery trusts what lies in pending: only the very next receipt of this log may come from there."""
-    other = fill(tmp_path / "other", 3)
+    other = fill(tmp_path / "other", 2)
+    Store(other).append(draft(Kind.HOLD))
     planted = sorted(p for p in (other / "receipts").iterdir() if not p.name.endswith(".dsse.json"))[2]
     shutil.copy(planted, base / "pending" / planted.name)
     store = Store(base)
