@@ -26,8 +26,14 @@ def cached_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int):
             previous = inputs.anchors[chain]
             for step in range(DEPTH):
                 launch_position(
-                    settings, buffers, step, inputs.logits[chain, step], inputs.cache, inputs.control,
-                    previous=previous, slots=inputs.slots,
+                    settings,
+                    buffers,
+                    step,
+                    inputs.logits[chain, step],
+                    inputs.cache,
+                    inputs.control,
+                    previous=previous,
+                    slots=inputs.slots,
                 )
                 previous = buffers.token[step]
 
@@ -43,8 +49,19 @@ def markov_body(inputs: HeadInputs, settings: HeadSettings, num_sets: int, prefe
             previous = inputs.anchors[chain]
             for step in range(DEPTH):
                 launch_markov_position(
-                    settings, buffers, step, inputs.logits[chain, step], inputs.control, previous, inputs.w1,
-                    inputs.w2, inputs.no_slots, inputs.cache, prefetch, part, registers,
+                    settings,
+                    buffers,
+                    step,
+                    inputs.logits[chain, step],
+                    inputs.control,
+                    previous,
+                    inputs.w1,
+                    inputs.w2,
+                    inputs.no_slots,
+                    inputs.cache,
+                    prefetch,
+                    part,
+                    registers,
                 )
                 previous = buffers.token[step]
 
@@ -92,22 +109,27 @@ def verifier(variants) -> None:
             arguments[2][request, step] = case.ids[0, 0]
             arguments[3][request, step] = case.q[0, 0]
             arguments[4][request, step] = case.count[0, 0]
-    for tile, warps, parts, overlap in variants:
-        settings = VerifierSettings(Tiling(VOCAB, tile, 1, warps), 5, overlap=overlap, parts=parts)
+    for tile, warps, overlap in variants:
+        settings = VerifierSettings(Tiling(VOCAB, tile, 1, warps), 5, overlap=overlap)
         buffers = VerifierBuffers(settings, 4, 24, "cuda")
 
         def body(settings=settings, buffers=buffers) -> None:
             for _ in range(20):
                 launch_verify(settings, buffers, base, *arguments)
 
-        report(f"verify 4x6 tile={tile} warps={warps} parts={parts} overlap={overlap}", body, 20)
+        report(f"verify 4x6 tile={tile} warps={warps} overlap={overlap}", body, 20)
         if not overlap:
             shape = (VOCAB, VOCAB, settings.tiling.num_tiles)
 
             def maxima(settings=settings, buffers=buffers, shape=shape) -> None:
                 for _ in range(20):
                     target_max_kernel[(settings.tiling.num_tiles, 24)](
-                        base, base.stride(0), buffers.top, *shape, TILE=settings.tiling.tile, OVERLAP=False,
+                        base,
+                        base.stride(0),
+                        buffers.top,
+                        *shape,
+                        TILE=settings.tiling.tile,
+                        OVERLAP=False,
                         num_warps=settings.tiling.num_warps,
                     )
 
@@ -163,6 +185,7 @@ if __name__ == "__main__":
     for what in sys.argv[1:]:
         if what == "check":
             print(checks.check_head("cuda", VOCAB, tile=2048, seeds=range(1)), flush=True)
+            print(checks.check_markov("cuda", VOCAB, tile=1024, seeds=range(1)), flush=True)
             print(checks.check_verifier("cuda", 20_011, tile=4096, seeds=range(2)), flush=True)
         elif what == "ceilings":
             ceilings()
@@ -171,9 +194,9 @@ if __name__ == "__main__":
         elif what == "cached":
             cached([(2048, 4, False), (2048, 8, False), (4096, 8, False)], (1, 4))
         elif what == "markov":
-            markov([(512, 8, False, 0, 64, 128), (1024, 8, False, 0, 64, None), (1024, 16, False, 0, 64, None), (512, 8, True, 65536, 64, 128)], (1,))
-            markov([(1024, 8, False, 0, 64, None), (512, 8, False, 0, 64, 128), (512, 8, False, 0, 32, 128)], (4,))
+            markov([(512, 8, False, 0, 64, 128), (1024, 8, False, 0, 64, None)], (1,))
+            markov([(1024, 8, False, 0, 64, None), (512, 8, False, 0, 64, 128)], (4,))
         elif what == "verify":
-            verifier([(2048, 8, 4, False), (2048, 8, 4, True), (2048, 8, 2, True), (2048, 4, 1, True), (4096, 8, 2, True)])
+            verifier([(2048, 8, False), (2048, 8, True), (4096, 8, True), (4096, 8, False), (2048, 4, True)])
         print(f"[{what}: {time.time() - begin:.0f} s]", flush=True)
     print(sampled_head.__name__)

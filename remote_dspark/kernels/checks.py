@@ -16,6 +16,7 @@ import torch
 
 from remote_dspark.contract import Q_FLOOR_FIRST, WEIGHT_ONE, Check
 from remote_dspark.kernels import naive, naive_verifier
+from remote_dspark.kernels.markov_head import fill_bias_rows, launch_markov_position
 from remote_dspark.kernels.rows import RowError, SampledRows, pack_control
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling, launch_position
 from remote_dspark.kernels.verifier import VerifierBuffers, VerifierSettings, emitted_weights, launch_verify
@@ -195,6 +196,47 @@ def same_rows(left: SampledRows, right: SampledRows) -> bool:
     """Whether two results are equal bit for bit."""
     names = ("ids", "tickets", "q", "count", "token", "weights", "error", "stamp")
     return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
+def check_markov(
+    device: str, vocab_size: int, *, tile: int, rank: int = 256, seeds: range = range(2), part: int = 64
+) -> Check:
+    """Uncached rows: the fused product against the reference bit for bit, mixed with rows from a cache it filled.
+
+    Batches of 1 to 4 rows, one and two logical shards; the first cached token's row comes from `fill_bias_rows`.
+    """
+    compared = 0
+    for seed in seeds:
+        generator = torch.Generator().manual_seed(seed)
+        w1, w2 = (
+            (torch.randn(vocab_size, rank, generator=generator) / 4).to(torch.bfloat16).contiguous() for _ in range(2)
+        )
+        tokens = torch.randint(0, vocab_size, (2,), generator=generator, dtype=torch.int32)
+        cache = torch.zeros((2, vocab_size), dtype=torch.bfloat16, device=device)
+        fill_bias_rows(tokens.to(device), w1.to(device), w2.to(device), cache, tile=tile)
+        if not torch.equal(naive.markov_bias(w1[tokens.long()], w2).view(torch.int16), cache.cpu().view(torch.int16)):
+            return Check("markov-exact", "bias rows equal", f"seed {seed}: bits differ", False)
+        slots = torch.full((vocab_size,), -1, dtype=torch.int32)
+        slots[int(tokens[1])] = 1
+        for num_rows in (1, 2, 3, 4):
+            case = make_case(seed, num_rows, vocab_size)
+            previous = torch.randint(0, vocab_size, (num_rows,), generator=generator, dtype=torch.int32)
+            previous[num_rows - 1] = tokens[1] if num_rows > 1 else tokens[0]
+            wanted = naive.sampled_head(case.logits[:, :vocab_size], (w1[previous.long()], w2), **case.fields)
+            for num_shards in (1, 2):
+                settings = _settings(vocab_size, tile, num_shards, Q_FLOOR_FIRST, 32, 8)
+                buffers = HeadBuffers(settings, 1, num_rows, device)
+                buffers.poison()
+                control = pack_control(**case.fields).to(device)  # type: ignore[arg-type]
+                arguments = (control, previous.to(device), w1.to(device), w2.to(device), slots.to(device), cache)
+                launch_markov_position(settings, buffers, 0, case.logits.to(device), *arguments, part=part)
+                found = buffers.rows(0)
+                if not all(
+                    torch.equal(getattr(found, name), getattr(wanted, name)) for name in ("ids", "count", "error")
+                ):
+                    return Check("markov-exact", "support equal", f"seed {seed} rows {num_rows}: differs", False)
+                compared += num_rows
+    return Check("markov-exact", "no mismatch", f"no mismatch in {compared} rows", compared > 0)
 
 
 @dataclass(frozen=True)

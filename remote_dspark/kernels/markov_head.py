@@ -52,7 +52,12 @@ def _lane_row(w1_ptr, token, start, lanes, RANK: tl.constexpr):
 
 @triton.jit
 def _take(bias, index, value, SUB: tl.constexpr, PARTS: tl.constexpr):
-    """Puts the values of one part into its place of [PARTS, SUB]."""
+    """Puts the values of one part into its place of [PARTS, SUB].
+
+    After a sum over lanes every lane holds a copy, and everything behind it would be kept and done once per copy; a
+    gather by position is the one operation whose result does not inherit that layout.
+    """
+    value = tl.gather(value, tl.arange(0, SUB), 0)
     return tl.where((tl.arange(0, PARTS) == index)[:, None], tl.reshape(value, [1, SUB]), bias)
 
 
@@ -84,8 +89,9 @@ def markov_bias_tile(
         columns = base + part * SUB + tl.arange(0, SUB)
         real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
         w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
-        # always 0, but not to the compiler: hoisted out of this loop, the rows of W1 alone would fill the registers
-        w1_part = w1_ptr + part * nought
+        # always 0, but not to the compiler: hoisted out of this loop, four rows of W1 alone would fill the registers;
+        # the factor keeps the alignment that wide loads need
+        w1_part = w1_ptr + (part * (nought * 64) if R > 2 else 0)
         sum0 = tl.zeros([SUB, LANES], tl.float32)
         sum1 = sum0
         sum2 = sum0
@@ -105,7 +111,7 @@ def markov_bias_tile(
             bias2 = _take(bias2, part, _tree(sum2, SUB), SUB, PARTS)
             bias3 = _take(bias3, part, _tree(sum3, SUB), SUB, PARTS)
     if R == 1:
-        bias = tl.reshape(bias0, [1, TILE])
+        bias = tl.reshape(tl.reshape(bias0, [TILE]), [1, TILE])
     elif R == 2:
         bias = tl.trans(tl.join(tl.reshape(bias0, [TILE]), tl.reshape(bias1, [TILE])))
     else:
