@@ -250,7 +250,8 @@ def campaign_document(
                     "{output_dir}",
                 ],
                 "env": env,
-                "timeout_s": 900,
+                # Also how long the hosts wait for a coordinator that died in the middle of an arm (DECISIONS 29).
+                "timeout_s": 90 if quick else 300,
             },
         },
         "comparison": {"primary_metric": "tokens-per-round", "margin_ppm": 20_000, "min_rounds": 20 if quick else 100},

@@ -40,10 +40,16 @@ def production_answers(rehearsals: Rehearsals) -> bool:
 
 
 def test_the_whole_job_ends_with_receipts_that_verify(rehearsals: Rehearsals) -> None:
-    """Red when a stage leaves no receipt, the chain breaks, or the live policy admits emulated evidence."""
+    """Red when a stage leaves no receipt, the chain breaks, the live policy admits emulated evidence, or a closed pipe
+    (stderr is read for one line only, as by ``| head -1``) changes anything.
+    """
     process = rehearsals.start("--json")
-    out, err = process.communicate(timeout=560)
-    assert process.returncode == 0, err
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()
+    out = process.stdout.read()
+    assert process.wait(560) == 0, out
     document = json.loads(out)
     assert [hold["state"] for hold in document["holds"]] == ["closed", "closed"]
     assert document["comparison"]["outcome"] != "INVALID", document["comparison"]["reasons"]
@@ -71,7 +77,7 @@ def test_production_comes_back_when_the_coordinator_is_killed(rehearsals: Rehear
     held = rehearsals.status()["hold"]
     process.kill()
     process.wait(10)
-    wait_until("the host restores by itself", lambda: not rehearsals.status()["in_debt"], 120)
+    wait_until("the host restores by itself", lambda: not rehearsals.status()["in_debt"], 180)
     assert production_answers(rehearsals)
     store = rehearsals.latest / "receipts"
     site = str(rehearsals.latest / "site.toml")
@@ -104,19 +110,6 @@ def test_a_second_rehearsal_names_the_holder_and_ctrl_c_restores(rehearsals: Reh
     assert last.predicate.body.final_state == "CLOSED"
     assert not last.predicate.body.hosts[0].debt
     assert rehearsals.status()["state"] == "free"
-
-
-def test_a_closed_pipe_changes_nothing(rehearsals: Rehearsals) -> None:
-    """Red when printing raises: `| head -1` would abort the hold."""
-    process = rehearsals.start()
-    assert process.stderr is not None
-    process.stderr.readline()
-    process.stderr.close()
-    assert process.stdout is not None
-    process.stdout.close()
-    process.stdout = process.stderr = None
-    assert process.wait(560) == 0
-    assert "comparison" in kinds(rehearsals.latest / "receipts")
 
 
 def test_a_wrong_site_names_field_value_and_expectation(tmp_path: Path, rehearsals: Rehearsals) -> None:
