@@ -6,9 +6,7 @@ result or says that it does not know. Shell noise around the frame is skipped; a
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -25,9 +23,8 @@ from coordinator.errors import (
     OwnershipLost,
 )
 from coordinator.host import CommandResult, Host, Outcome
+from windows.guard.framing import FrameError, parse_reply
 
-_FRAME = re.compile(rb"@@guard1 (\d{1,9}) ([0-9a-f]{64})\n")
-_END = b"\n@@end\n"
 _MAX_REPLY_BYTES = 8 << 20
 
 Json = dict[str, Any]
@@ -136,7 +133,7 @@ class GuardClient:
             if attempt:
                 self._clock.sleep(0.2 * 2**attempt)
             result = self.host.run(self._argv, stdin=body, timeout_s=timeout_s, cap_bytes=_MAX_REPLY_BYTES)
-            reply = parse_frame(result.stdout)
+            reply = whole_reply(result.stdout)
             if reply is not None:
                 return self._unwrap(reply)
         assert result is not None
@@ -169,15 +166,9 @@ class GuardClient:
         )
 
 
-def parse_frame(stdout: bytes) -> Json | None:
-    """The first whole frame of ``stdout``, or None when there is none."""
-    for match in _FRAME.finditer(stdout):
-        size = int(match[1])
-        body = stdout[match.end() : match.end() + size]
-        if len(body) != size or not stdout.startswith(_END, match.end() + size):
-            continue
-        if hashlib.sha256(body).hexdigest().encode() != match[2]:
-            continue
-        value = json.loads(body)
-        return value if isinstance(value, dict) else None
-    return None
+def whole_reply(stdout: bytes) -> Json | None:
+    """The one framed reply in all that a call printed, or None: then nothing is known and the guard is asked again."""
+    try:
+        return parse_reply(stdout)
+    except (FrameError, ValueError):
+        return None

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.clock import ManualClock
 from coordinator.errors import HostUnreachable, LinkLost, OwnershipLost
-from coordinator.guard_client import GuardClient, GuardRefusal, as_coordinator_error, parse_frame
+from coordinator.guard_client import GuardClient, GuardRefusal, as_coordinator_error, whole_reply
 from coordinator.host import CommandResult, Outcome
 
 
@@ -67,20 +67,19 @@ def client(host: ScriptedHost) -> GuardClient:
     "noise", [b"", b"Welcome!\n", b"@@guard1 5 short\n", b"@@guard1 2 " + b"0" * 64 + b"\n{}\n@@end\n"]
 )
 def test_noise_around_a_frame_is_skipped(noise: bytes) -> None:
-    assert parse_frame(noise + frame({"ok": True, "result": {}}) + noise) == {"ok": True, "result": {}}
+    assert whole_reply(noise + frame({"ok": True, "result": {}}) + noise) == {"ok": True, "result": {}}
 
 
 def test_every_truncation_and_every_flipped_bit_is_no_frame() -> None:
     """Red when the digest, the length or the end mark is not checked."""
     whole = frame({"ok": True, "result": {"value": 7}})
+    assert whole_reply(whole + whole) is None
     for size in range(len(whole) - 1):
-        assert parse_frame(whole[:size]) is None
+        assert whole_reply(whole[:size]) is None
     for index in range(len(whole) * 8):
         flipped = bytearray(whole)
         flipped[index // 8] ^= 1 << (index % 8)
-        if flipped[-1:] != b"\n" and index // 8 == len(whole) - 1:
-            continue
-        assert parse_frame(bytes(flipped)) is None, index
+        assert whole_reply(bytes(flipped)) is None, index
 
 
 def test_a_lost_reply_is_asked_again_under_the_same_operation_id() -> None:
