@@ -15,7 +15,7 @@ from coordinator.evidence import PASS, EvidenceWriter, verdict
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.identity import source_digests
 from coordinator.render import Reporter, print_json
-from coordinator.session import HostSession, in_parallel, open_sessions
+from coordinator.session import HostSession, in_parallel, open_reachable
 from coordinator.store import Store
 from receipts import bodies
 from receipts.fields import Exit, ExitKind, Kind, Outcome, Position, Row
@@ -30,17 +30,19 @@ def show_status(site_path: Path, *, json: bool, clock: Clock | None = None) -> i
     clock = clock or SystemClock()
     site, _ = read_site(site_path)
     statuses: dict[str, Json] = {}
-    with open_sessions(site, clock) as sessions:
+    with open_reachable(site, clock) as (sessions, lost):
         for session, status in zip(sessions, in_parallel(sessions, lambda s: s.guard.call("status")), strict=True):
             statuses[session.name] = status
     if json:
-        print_json({"site": site.name, "hosts": statuses})
+        unreachable = {name: error.message for name, error in lost.items()}
+        print_json({"site": site.name, "hosts": statuses, "unreachable": unreachable})
     else:
         reporter = Reporter(clock.utc)
-        reporter.table(f"site {site.name}", ("host", "what", "value"), status_rows(statuses))
-    return int(
-        ExitCode.NOT_RESTORED if any(status["in_debt"] and not status["hold"] for status in statuses.values()) else 0
-    )
+        rows = status_rows(statuses) + [(name, "unreachable", error.message) for name, error in lost.items()]
+        reporter.table(f"site {site.name}", ("host", "what", "value"), rows)
+    owing = any(status["in_debt"] and not status["hold"] for status in statuses.values())
+    found = [ExitCode.NOT_RESTORED if owing else ExitCode.DONE, *(error.exit_code for error in lost.values())]
+    return int(combine(found))
 
 
 def status_rows(statuses: dict[str, Json]) -> list[tuple[str, str, str]]:
@@ -76,13 +78,16 @@ def end_hold(
     json: bool,
     clock: Clock | None = None,
 ) -> int:
-    """Recover, abort, clear or break exactly one hold on every host of the site that knows it."""
+    """Recover, abort, clear or break exactly one hold on every host of the site that knows it.
+
+    Hosts that do not answer are left to their own dead-man, and the exit code says that they were not asked.
+    """
     clock = clock or SystemClock()
     site, _ = read_site(site_path)
     reporter = Reporter(clock.utc, quiet=json)
     writer = _writer(store_path, site, clock)
     started = writer.now()
-    with open_sessions(site, clock) as sessions:
+    with open_reachable(site, clock) as (sessions, lost):
         statuses = in_parallel(sessions, lambda session: session.guard.call("status"))
         hold = hold_id or the_only_hold(dict(zip((s.name for s in sessions), statuses, strict=True)), verb)
         knowing = [s for s, status in zip(sessions, statuses, strict=True) if hold in known_holds(status)]
@@ -92,8 +97,9 @@ def end_hold(
             f"{verb} hold {hold} on {', '.join(s.name for s in knowing)}: restores production to its recorded state"
         )
         outcomes = in_parallel(knowing, lambda session: _end_one(session, verb, hold, reason))
-        code = combine([outcome[1] for outcome in outcomes])
+        code = combine([outcome[1] for outcome in outcomes] + [error.exit_code for error in lost.values()])
         documents = {session.name: outcome[0] for session, outcome in zip(knowing, outcomes, strict=True)}
+        documents |= {name: _not_asked(error) for name, error in lost.items()}
         _receipt(writer, verb, hold, reason, knowing, documents, code, started)
     if json:
         print_json({"hold_id": hold, "verb": verb, "exit_code": int(code), "hosts": documents})
@@ -124,9 +130,13 @@ def _end_one(session: HostSession, verb: str, hold: str, reason: str) -> tuple[J
             "message": refusal.message,
         }, error.exit_code
     except CoordinatorError as error:
-        return {"proven": False, "refused": type(error).__name__, "message": error.message}, error.exit_code
+        return _not_asked(error), error.exit_code
     proven = verb in ("clear", "break") or outcome.get("proven") is True
     return outcome, ExitCode.DONE if proven else NotRestored.exit_code
+
+
+def _not_asked(error: CoordinatorError) -> Json:
+    return {"proven": False, "refused": type(error).__name__, "message": error.message}
 
 
 def known_holds(status: Json) -> set[str]:

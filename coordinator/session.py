@@ -112,6 +112,34 @@ def open_sessions(site: Site, clock: Clock) -> Iterator[list[HostSession]]:
             session.host.close()
 
 
+@contextmanager
+def open_reachable(site: Site, clock: Clock) -> Iterator[tuple[list[HostSession], dict[str, CoordinatorError]]]:
+    """Sessions to the hosts that answer, and why the others do not: a dead host must not keep the living from recovery.
+
+    Raises:
+        CoordinatorError: No host answers at all.
+    """
+    lost: dict[str, CoordinatorError] = {}
+
+    def attempt(spec: HostSpec) -> HostSession | None:
+        try:
+            return open_session(spec, clock)
+        except GuardRefusal as refusal:
+            lost[spec.name] = as_coordinator_error(refusal)
+        except CoordinatorError as error:
+            lost[spec.name] = error
+        return None
+
+    sessions = [session for session in in_parallel(site.hosts, attempt) if session is not None]
+    try:
+        if not sessions:
+            raise max(lost.values(), key=_severity)
+        yield sessions, lost
+    finally:
+        for session in sessions:
+            session.host.close()
+
+
 def stage_programs(session: HostSession) -> None:
     """Stage ``remote_dspark`` by digest, before any lease."""
     session.package = stage_package(session.host, session.spec.python, session.spec.work_dir)

@@ -33,8 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.hosts)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=f"NOT RUN: booting hosts {reason}"))
-    if not any("::" in argument for argument in config.args):
-        _keep_a_part(config, items, [item for item in here if item.path.name == MATRIX])
+    cases = [item for item in here if item.path.name == MATRIX]
+    if cases and not any("::" in argument for argument in config.args):
+        _keep_a_part(config, items, cases)
 
 
 def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[pytest.Item]) -> None:

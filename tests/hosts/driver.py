@@ -12,6 +12,7 @@ The last line out is ``= CODE HOLD_ID``.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -79,6 +80,12 @@ def _run(window: Window, session: HostSession) -> None:
     window.act(session, "end-run", {"run": run})
 
 
+def cost_of(window: Window) -> str:
+    """Time of all steps, and the longest any host spent waiting for its services, which hosts do at once."""
+    service_ns = max(record.service_ns for record in window.records.values())
+    return json.dumps({"steps_ns": sum(window.step_ns.values()), "service_ns": service_ns})
+
+
 def main() -> int:
     """Returns the hold's exit code."""
     parser = argparse.ArgumentParser(description="opens one hold, as the tests want it")
@@ -110,6 +117,7 @@ def main() -> int:
                 hold(window, sessions, run=options.run)
             finally:
                 code = int(window.exit_code)
+            print(f"cost {cost_of(window)}", flush=True)
     except (CoordinatorError, GuardRefusal) as caught:
         error = as_coordinator_error(caught) if isinstance(caught, GuardRefusal) else caught
         reporter.error(error.lines())

@@ -12,6 +12,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -161,6 +162,7 @@ class Driver:
     hold_id: str = ""
     code: int | None = None
     words: list[str] = field(default_factory=list)
+    told: dict[str, str] = field(default_factory=dict)
 
     def until_station(self) -> str | None:
         """The label of the record it waits at, or None when it ended without reaching it."""
@@ -172,6 +174,8 @@ class Driver:
                 self.hold_id = rest
             elif mark == "@":
                 return rest.split()[1]
+            elif mark == "cost":
+                self.told[mark] = rest
             elif mark == "=":
                 self.code = int(rest.split()[0])
         return None
@@ -193,9 +197,15 @@ class Driver:
 
     def finish(self, timeout_s: float = 90) -> int | None:
         """Wait for its end; its exit code, None when it was killed."""
-        timer = time.monotonic() + timeout_s
-        self.until_station()
-        self.process.wait(max(timer - time.monotonic(), 1))
+        watchdog = threading.Timer(timeout_s, self.process.kill)
+        watchdog.start()
+        try:
+            self.until_station()
+            self.process.wait(30)
+        finally:
+            is_late = not watchdog.is_alive()
+            watchdog.cancel()
+        assert not is_late, f"the coordinator did not end within {timeout_s} s: {self.log.read_text()}"
         return self.code
 
 
