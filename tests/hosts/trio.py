@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import CoordinatorError
-from coordinator.guard_client import parse_frame
 from coordinator.hold_commands import end_hold
 from coordinator.journal import read_journal
 from coordinator.rehearsal_site import write_toml
 from tests.hosts.lab import Lab
 from tests.hosts.machine import LabError, Machine, start_ticks, wait_for
+from windows.guard.framing import parse_reply
 from windows.guard_archive import archive_name, build_archive
 from windows.hold import replay
 from windows.site import parse_site
@@ -284,8 +284,7 @@ class Trio:
         archive = sorted(machine.path(f"{STATE}/bin").glob("guard-*.pyz"))[0].name
         request = {"protocol": 1, "verb": verb, "op": secrets.token_hex(8), "claim": claim, "args": args or {}}
         argv = [PYTHON, "-I", f"{STATE}/bin/{archive}", "--state", STATE]
-        reply = parse_frame(machine.inside(*argv, stdin=json.dumps(request).encode()).encode())
-        assert reply is not None, "the guard gave no frame"
+        reply = parse_reply(machine.inside(*argv, stdin=json.dumps(request).encode()).encode())
         if not reply["ok"]:
             raise LabError(f"{machine.name}: {verb}: {reply['error']}")
         result: Json = reply["result"]
