@@ -45,7 +45,9 @@ NO_CANDIDATE = tl.constexpr(-32640 * 65536)
 
 
 @triton.jit
-def emit_tile(keys, candidate_ptrs, row_mask, R: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr):
+def emit_tile(
+    keys, candidate_ptrs, row_mask, R: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, DIRECT: tl.constexpr
+):
     """Stores the top k of one tile of R rows, packed as key << 16 | column, in ascending column.
 
     Args:
@@ -61,7 +63,7 @@ def emit_tile(keys, candidate_ptrs, row_mask, R: tl.constexpr, K: tl.constexpr, 
     selected, slots, count = place(keys, threshold, above, R, K)
     columns = entries_of(TILE, R)
     first = column(candidate_ptrs, R)
-    scatter(first + slots, (keys << 16) | columns, selected & column(row_mask, R))
+    scatter(first + slots, (keys << 16) | columns, selected & column(row_mask, R), DIRECT)
     if any_row(count < K, R):
         entries = entries_of(K, R)
         tl.store(first + entries, NO_CANDIDATE, mask=(entries >= column(count, R)) & column(row_mask, R))
@@ -97,6 +99,7 @@ def _merge_row(
     K: tl.constexpr,
     TILE: tl.constexpr,
     N: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):
     """Reduces the candidates of one row to its top k, in ascending id; returns their number.
 
@@ -112,7 +115,7 @@ def _merge_row(
     tile = index // K
     shard = tile // tiles_per_shard
     ids = shard * shard_size + (tile - shard * tiles_per_shard) * TILE + (candidates & 0xFFFF)
-    scatter(merged_ptr + slots, (keys.to(tl.int64) << 32) | ids.to(tl.int64), selected)
+    scatter(merged_ptr + slots, (keys.to(tl.int64) << 32) | ids.to(tl.int64), selected, DIRECT)
     return count
 
 
@@ -129,6 +132,7 @@ def merge_candidates(
     K: tl.constexpr,
     TILE: tl.constexpr,
     N: tl.constexpr,
+    DIRECT: tl.constexpr,
 ):
     """`_merge_row` for R rows, one after the other; a second dimension would not fit in registers.
 
@@ -144,6 +148,7 @@ def merge_candidates(
             K,
             TILE,
             N,
+            DIRECT,
         )
     else:
         count = rows * 0
@@ -157,6 +162,7 @@ def merge_candidates(
                 K,
                 TILE,
                 N,
+                DIRECT,
             )
             count = tl.where(rows == row, found, count)
     # the entries are read back by other threads of this program
@@ -232,6 +238,7 @@ def finish_rows(
     K: tl.constexpr,
     TILE: tl.constexpr,
     N: tl.constexpr,
+    DIRECT: tl.constexpr,
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
 ):
@@ -260,7 +267,7 @@ def finish_rows(
     word0, _ = philox4x32(round_low, position, 1, 0, key0, key1)
     draw = (word0 >> 8).to(tl.int32)
     count = merge_candidates(
-        rows, candidate_ptr, merged_ptr, num_rows, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N
+        rows, candidate_ptr, merged_ptr, num_rows, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N, DIRECT
     )
     # sticky along the chain; its first position starts afresh
     flags = flags | tl.load(error_ptr + rows, mask=row_mask & (step > 0), other=0)

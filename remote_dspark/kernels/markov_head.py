@@ -19,6 +19,9 @@ from remote_dspark.kernels.finish import CONTINUATION_FLAG, emit_tile, finish_ro
 from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key, round_to_bf16
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, require_logits
 
+STAGES = tl.constexpr(3)
+"""Parts of W2 in flight: the loads of the next two overlap the products of this one."""
+
 LANES = tl.constexpr(32)
 """Partial sums of a product; part of the numerics, never a tuning knob."""
 
@@ -85,7 +88,7 @@ def markov_bias_tile(
     bias1 = bias0
     bias2 = bias0
     bias3 = bias0
-    for part in range(PARTS):
+    for part in tl.range(0, PARTS, num_stages=STAGES):
         columns = base + part * SUB + tl.arange(0, SUB)
         real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
         w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
@@ -197,6 +200,8 @@ def markov_head_kernel(
     TILE: tl.constexpr,
     SUB: tl.constexpr,
     N: tl.constexpr,
+    TILE_DIRECT: tl.constexpr,
+    MERGE_DIRECT: tl.constexpr,
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -249,7 +254,7 @@ def markov_head_kernel(
         SUB,
     )
     candidates = candidate_ptr + rows * (num_tiles * K)
-    top = emit_tile(keys, candidates + tile * K, exists, R, K, TILE)
+    top = emit_tile(keys, candidates + tile * K, exists, R, K, TILE, TILE_DIRECT)
     before = retire(counter_ptr, flag_ptr + rows, top, exists, R)
     if before == num_tiles - 1:
         flags = tl.load(flag_ptr + rows, mask=exists, other=0, cache_modifier=".cg")
@@ -279,6 +284,7 @@ def markov_head_kernel(
             K,
             TILE,
             N,
+            MERGE_DIRECT,
             FLOOR_FIRST,
             EMIT_WEIGHTS,
         )
@@ -405,6 +411,8 @@ def launch_markov_position(
         TILE=tiling.tile,
         SUB=min(part, tiling.tile),
         N=triton.next_power_of_2(tiling.num_tiles * settings.k),
+        TILE_DIRECT=tiling.fills_threads(tiling.tile * triton.next_power_of_2(num_rows)),
+        MERGE_DIRECT=tiling.fills_threads(tiling.num_tiles * settings.k),
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
         OVERLAP=settings.overlap,

@@ -55,6 +55,8 @@ def sampled_head_kernel(
     K: tl.constexpr,
     TILE: tl.constexpr,
     N: tl.constexpr,
+    TILE_DIRECT: tl.constexpr,
+    MERGE_DIRECT: tl.constexpr,
     BY_SLOT: tl.constexpr,
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
@@ -87,7 +89,7 @@ def sampled_head_kernel(
     keys = order_key(bf16_to_f32(logits) + bf16_to_f32(bias))
     exists = row >= 0
     candidates = candidate_ptr + row * (num_tiles * K)
-    top = emit_tile(keys, candidates + tile * K, exists, 1, K, TILE)
+    top = emit_tile(keys, candidates + tile * K, exists, 1, K, TILE, TILE_DIRECT)
     before = retire(counter_ptr + row, flag_ptr + row, top, exists, 1)
     if before == num_tiles - 1:
         flags = tl.load(flag_ptr + row, cache_modifier=".cg") | bad_previous
@@ -116,6 +118,7 @@ def sampled_head_kernel(
             K,
             TILE,
             N,
+            MERGE_DIRECT,
             FLOOR_FIRST,
             EMIT_WEIGHTS,
         )
@@ -136,6 +139,10 @@ class Tiling:
     tile: int = 2048
     num_shards: int = 1
     num_warps: int = 4
+
+    def fills_threads(self, elements: int) -> bool:
+        """Whether a program's threads each own 8 elements of their own (see `selection.scatter`)."""
+        return elements >= self.num_warps * 256
 
     @property
     def shard_size(self) -> int:
@@ -303,6 +310,8 @@ def launch_position(
         K=settings.k,
         TILE=tiling.tile,
         N=triton.next_power_of_2(tiling.num_tiles * settings.k),
+        TILE_DIRECT=tiling.fills_threads(tiling.tile),
+        MERGE_DIRECT=tiling.fills_threads(tiling.num_tiles * settings.k),
         BY_SLOT=slots is not None,
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,

@@ -136,13 +136,15 @@ def kth_key(keys, top, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def scatter(pointers, values, mask):
+def scatter(pointers, values, mask, DIRECT: tl.constexpr):
     """Stores values at scattered addresses without moving them to another layout first.
 
     A plain store of scattered addresses makes the compiler regroup addresses, values and mask through shared memory,
-    which takes longer than the store. The interpreter has no assembly and uses the plain store.
+    which takes longer than the store. DIRECT asks for the short way; it is only allowed where every thread owns its
+    elements (at least 8 per thread exist), because copies of an element in further threads may hold another prefix
+    sum. The interpreter has no assembly and uses the plain store.
     """
-    if HAS_ASSEMBLY:
+    if HAS_ASSEMBLY and DIRECT:
         if values.dtype == tl.int64:
             tl.inline_asm_elementwise(
                 "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.global.b64 [$1], $2; mov.u32 $0, 0; }",
