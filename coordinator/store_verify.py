@@ -17,6 +17,7 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import Store
 from coordinator.store_files import read_file
 from coordinator.store_marks import Marks
+from coordinator.store_recompute import RECOMPUTE
 from receipts.bodies import Witness
 from receipts.chain import Head, parse_head
 from receipts.errors import ReceiptError
@@ -126,6 +127,7 @@ def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -
         witnesses=tuple(trust.witnesses),
         load=store.loader(),
         sample=store.read_sample,
+        recompute=RECOMPUTE,
     )
     verifier = LogVerifier(options, since)
     for entry in store.entries(snapshot, first=since.count if since else 0):

@@ -190,6 +190,9 @@ class _Table:
         found = anchor.id if anchor else "none"
         self.row("anchor", f"a {stage.anchor.value} receipt", found, anchor is not None, anchor.id if anchor else None)
         self.row("plan", "one plan", self.plan or "none", self.plan is not None)
+        if stage.single_attempt:
+            attempts = [item.id for item in fitting if item.plan_sha256 == self.plan]
+            self.row("attempts", "one of this plan", str(len(attempts)), len(attempts) == 1)
         return anchor
 
     def _requirement(self, rule: Requirement, ancestors: Mapping[str, Record], anchor: Record | None) -> None:
@@ -256,17 +259,22 @@ class _Table:
             )
 
     def _hardware(self, kinds: set[str]) -> None:
-        # A receipt may be about some of the hosts only; each host it names must be the same everywhere.
+        # Kinds may be about some of the hosts only; each host must be the same everywhere, and receipts of one kind
+        # must be about the same hosts: a second hold elsewhere is another experiment.
         described: dict[str, set[tuple[str, ...]]] = {}
+        hosts_of_kind: dict[str, set[tuple[str, ...]]] = {}
         items = [item for item in self.chosen if item.kind in kinds]
         for item in items:
+            hosts_of_kind.setdefault(item.kind, set()).add(tuple(name for name, *_ in item.hardware))
             for name, *facts in item.hardware:
                 described.setdefault(name, set()).add(tuple(facts))
         differing = sorted(name for name, facts in described.items() if len(facts) != 1)
+        mixed = sorted(kind for kind, sets in hosts_of_kind.items() if len(sets) != 1)
         bare = [item.id[:12] for item in items if not item.hardware]
-        found = f"{len(described)} host(s), differing: {differing or 'none'}, receipts without hosts: {bare or 'none'}"
-        is_same = bool(described) and not differing and not bare
-        self.row("same-hardware", "each host with one identity and one set of GPUs", found, is_same)
+        found = f"{len(described)} host(s), differing: {differing or 'none'}, on different hosts: {mixed or 'none'}"
+        found += f", receipts without hosts: {bare or 'none'}"
+        is_same = bool(described) and not differing and not mixed and not bare
+        self.row("same-hardware", "the same hosts, each with one identity and one set of GPUs", found, is_same)
 
     def _closure(self, ancestors: Mapping[str, Record]) -> None:
         self.inputs.update(ancestors)

@@ -83,6 +83,7 @@ class Stage(Block):
         parent_closure: Every ancestor of a chosen receipt is in the log and sound.
         high_water: The log must be compared with the furthest head that was ever accepted.
         witness: Somebody outside the store must vouch for a head: a guard, CI, or the high-water mark of a former run.
+        single_attempt: The anchor is the only one of its plan: repeating a plan until it comes out well is no evidence.
         signature: ``required``: every chosen receipt and ancestor carries a signature of an allowed signer.
     """
 
@@ -94,6 +95,7 @@ class Stage(Block):
     parent_closure: bool = True
     high_water: bool = True
     witness: bool = True
+    single_attempt: bool = True
     signature: Literal["required", "optional"] = "required"
 
 

@@ -19,7 +19,7 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS.parents[0]), str(TESTS / "receipts")]
 
-from receipt_kit import arm, draft, raw_sample, signer  # noqa: E402 - needs the path above
+from receipt_kit import draft, raw_sample, signer  # noqa: E402 - needs the path above
 
 from coordinator.store import Store  # noqa: E402
 from receipts.fields import Kind  # noqa: E402
@@ -62,8 +62,8 @@ def work(request: dict[str, Any]) -> int:
     if request["do"] == "append":
         raw = Path(request["raw"])
         made = draft(
-            Kind.ARM,
-            arm("greedy-v1", labels={"who": str(request["who"])}),
+            Kind.HOST_FACTS,
+            argv=("writer", str(request["who"])),
             samples=(raw_sample("rounds.jsonl", raw.read_bytes()),),
         )
         for _ in range(request.get("times", 1)):

@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "receipts"))
 
-from receipt_kit import allowed, arm, draft, raw_sample, signer
+from receipt_kit import allowed, draft, raw_sample, signer
 
 from coordinator.store import Store
 from coordinator.store_verify import StoreVerdict, Trust, verify_store, walk
@@ -62,7 +62,7 @@ def fill(path: Path, number: int = 2) -> Path:
     for index in range(number):
         raw = path.parent / f"raw-{index}"
         raw.write_bytes(b"%d\n" % index)
-        made = draft(Kind.ARM, arm("greedy-v1"), samples=(raw_sample("rounds.jsonl", raw.read_bytes()),))
+        made = draft(Kind.HOST_FACTS, samples=(raw_sample("rounds.jsonl", raw.read_bytes()),))
         store.append(made, samples={"rounds.jsonl": raw}, signer=signer())
     return path
 
@@ -165,7 +165,7 @@ def test_killed_before_every_step_of_a_countersignature(writers: Writers, base: 
 def test_an_error_while_staging_leaves_nothing(base: Path, tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.write_bytes(b"1\n")
-    made = draft(Kind.ARM, arm("x"), samples=(raw_sample("rounds.jsonl", b"2\n"),))
+    made = draft(Kind.HOST_FACTS, samples=(raw_sample("rounds.jsonl", b"2\n"),))
     with pytest.raises(ReceiptError) as caught:
         Store(base).append(made, samples={"rounds.jsonl": raw})
     assert caught.value.code is Code.DIGEST_MISMATCH
@@ -288,7 +288,7 @@ def test_samples_must_be_given_exactly(tmp_path: Path) -> None:
     store = Store(tmp_path / "s")
     raw = tmp_path / "raw"
     raw.write_bytes(b"1\n")
-    made = draft(Kind.ARM, arm("x"), samples=(raw_sample("a.jsonl", b"1\n"),))
+    made = draft(Kind.HOST_FACTS, samples=(raw_sample("a.jsonl", b"1\n"),))
     for files in ({}, {"b.jsonl": raw}, {"a.jsonl": raw, "b.jsonl": raw}):
         with pytest.raises(ReceiptError):
             store.append(made, samples=files)
