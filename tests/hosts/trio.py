@@ -305,7 +305,10 @@ class Trio:
             record = json.loads(machine.path(f"{STATE}/record.json").read_text())
         except (FileNotFoundError, ValueError):
             return not machine.path(f"{STATE}.debt/debt.json").exists()
-        return bool(record["state"] == "degraded")
+        # After a reboot nothing waits with a hold that stopped nothing: the next call finds it void and ends it.
+        return record["state"] == "degraded" or (
+            self.num_boots[machine.name] > 0 and self.status(machine)["state"] == "free"
+        )
 
     def look(self, machine: Machine) -> str:
         """Production as text."""
