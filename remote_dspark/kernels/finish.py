@@ -152,7 +152,8 @@ def merge_candidates(
         )
     else:
         count = rows * 0
-        for row in range(num_rows):
+        row = num_rows * 0
+        while row < num_rows:
             found = _merge_row(
                 candidate_ptr + row * (num_tiles * K),
                 merged_ptr + row * K,
@@ -165,6 +166,7 @@ def merge_candidates(
                 DIRECT,
             )
             count = tl.where(rows == row, found, count)
+            row += 1
     # the entries are read back by other threads of this program
     tl.debug_barrier()
     return count

@@ -90,7 +90,7 @@ def target_weights_kernel(
 
 
 @triton.jit
-def _accept(draw, tickets, total, weight):
+def accept(draw, tickets, total, weight):
     """``draw * tickets * total < weight * 2**56`` in 128 bits, element by element."""
     left = draw.to(tl.uint64) * tickets.to(tl.uint64)
     wide_total = total.to(tl.uint64)
@@ -286,7 +286,7 @@ def verify_kernel(
     live = own[:, None] & (tiles < num_tiles)[None, :]
     sums = tl.load(sum_ptr + rows[:, None] * num_tiles + tiles[None, :], mask=live, other=0, cache_modifier=".cg")
     totals = tl.sum(sums, axis=1)
-    accepted = _accept(draws, own_tickets, totals, token_weights)
+    accepted = accept(draws, own_tickets, totals, token_weights)
     num_accepted = tl.min(tl.where((steps < num_draft) & (accepted == 0), steps, num_draft), axis=0)
 
     # the deciding row: the rejected one, or the bonus row, which has no support and so loses nothing
