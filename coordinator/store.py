@@ -314,10 +314,10 @@ class Store:
         if not RECEIPT_NAME.fullmatch(name):
             refused = ReceiptError(Code.BAD_NAME, "expected NNNNNNNN-kind-digest12.json", name)
             return Entry(name=name, content=b"", refused=refused)
-        folder = self.path / "receipts"
+        folder = f"{self.path}/receipts"
         try:
-            envelopes = tuple(read_file(folder / envelope, MAX_ENVELOPE_BYTES) for envelope in envelope_names)
-            content = read_file(folder / name)
+            envelopes = tuple(read_file(f"{folder}/{envelope}", MAX_ENVELOPE_BYTES) for envelope in envelope_names)
+            content = read_file(f"{folder}/{name}")
             return Entry(name=name, content=content, envelopes=envelopes, envelope_names=envelope_names)
         except ReceiptError as error:
             return Entry(name=name, content=b"", refused=error)

@@ -19,7 +19,7 @@ from receipts.reader import MAX_BYTES
 _CHUNK: Final = 1 << 20
 
 
-def read_file(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+def read_file(path: Path | str, max_bytes: int = MAX_BYTES) -> bytes:
     """Read a regular file once, through one descriptor, following no link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

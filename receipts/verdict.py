@@ -14,6 +14,9 @@ from receipts import bodies
 from receipts.fields import MAX_ITEMS, ExitKind, Kind, Outcome, Row, Verdict
 from receipts.model import Predicate
 
+_PASS: Final = Verdict(outcome=Outcome.PASS)
+"""Verdicts are frozen, so that everything that holds can share one; most of a long log is nothing else."""
+
 _WEIGHT: Final = {Outcome.PASS: 0, Outcome.UNKNOWN: 1, Outcome.FAIL: 2}
 
 
@@ -36,13 +39,17 @@ def conclude_rows(rows: Iterable[Row | bodies.Check]) -> Verdict:
     """The verdict of a table; an empty one is UNKNOWN."""
     reasons, outcomes = [], []
     for row in rows:
+        if row.ok is True:
+            outcomes.append(Outcome.PASS)
+            continue
         name = row.field if isinstance(row, Row) else row.name
         outcomes.append(outcome_of(row.ok))
-        if row.ok is not True:
-            verb = "was not evaluated" if row.ok is None else f"expected {row.expected:.120}, found {row.found:.120}"
-            reasons.append(f"{name:.200}: {verb}")
+        verb = "was not evaluated" if row.ok is None else f"expected {row.expected:.120}, found {row.found:.120}"
+        reasons.append(f"{name:.200}: {verb}")
     if not outcomes:
         reasons.append("nothing was evaluated")
+    if not reasons:
+        return _PASS
     return Verdict(outcome=worst(outcomes), reasons=tuple(reasons))
 
 
@@ -52,11 +59,13 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
     if not listed:
         return Verdict(outcome=Outcome.UNKNOWN, reasons=("nothing was evaluated",))
     reasons = tuple(reason for verdict in listed for reason in verdict.reasons)
+    if not reasons and all(verdict.outcome is Outcome.PASS for verdict in listed):
+        return _PASS
     return Verdict(outcome=worst(verdict.outcome for verdict in listed), reasons=reasons[:MAX_ITEMS])
 
 
 def _rule(is_kept: bool | None, reason: str) -> Verdict:
-    return Verdict(outcome=outcome_of(is_kept), reasons=() if is_kept else (reason,))
+    return _PASS if is_kept else Verdict(outcome=outcome_of(is_kept), reasons=(reason,))
 
 
 def conclude(kind: Kind, body: Any) -> Verdict:
@@ -118,7 +127,9 @@ def _restored(hosts: Iterable[bodies.HeldHost], final_state: str) -> Verdict:
     for host in hosts:
         verdicts.append(_rule(not host.debt, f"{host.host}: restore debt"))
         proof = conclude_rows(host.restore_proof)
-        verdicts.append(Verdict(outcome=proof.outcome, reasons=tuple(f"{host.host}: {r}" for r in proof.reasons)))
+        if proof is not _PASS:
+            proof = Verdict(outcome=proof.outcome, reasons=tuple(f"{host.host}: {r}" for r in proof.reasons))
+        verdicts.append(proof)
         if host.stop_proof:
             verdicts.append(conclude_rows(host.stop_proof))
     return combine(verdicts)
