@@ -199,7 +199,14 @@ def same_rows(left: SampledRows, right: SampledRows) -> bool:
 
 
 def check_markov(
-    device: str, vocab_size: int, *, tile: int, rank: int = 256, seeds: range = range(2), part: int = 64
+    device: str,
+    vocab_size: int,
+    *,
+    tile: int,
+    rank: int = 256,
+    seeds: range = range(2),
+    part: int = 64,
+    num_warps: int = 8,
 ) -> Check:
     """Uncached rows: the fused product against the reference bit for bit, mixed with rows from a cache it filled.
 
@@ -224,7 +231,7 @@ def check_markov(
             previous[num_rows - 1] = tokens[1] if num_rows > 1 else tokens[0]
             wanted = naive.sampled_head(case.logits[:, :vocab_size], (w1[previous.long()], w2), **case.fields)
             for num_shards in (1, 2):
-                settings = _settings(vocab_size, tile, num_shards, Q_FLOOR_FIRST, 32, 8)
+                settings = _settings(vocab_size, tile, num_shards, Q_FLOOR_FIRST, 32, num_warps)
                 buffers = HeadBuffers(settings, 1, num_rows, device)
                 buffers.poison()
                 control = pack_control(**case.fields).to(device)  # type: ignore[arg-type]
@@ -234,7 +241,12 @@ def check_markov(
                 if not all(
                     torch.equal(getattr(found, name), getattr(wanted, name)) for name in ("ids", "count", "error")
                 ):
-                    return Check("markov-exact", "support equal", f"seed {seed} rows {num_rows}: differs", False)
+                    return Check(
+                        "markov-exact",
+                        "support equal",
+                        f"seed {seed} rows {num_rows} shards {num_shards}: differs",
+                        False,
+                    )
                 compared += num_rows
     return Check("markov-exact", "no mismatch", f"no mismatch in {compared} rows", compared > 0)
 

@@ -93,5 +93,8 @@ def dense_rows(
     weights = fixed_weights(values, top, tau[:, None])
     tickets = allocate_dense(weights)
     draw = philox((rounds, positions, Domain.PROPOSAL, 0), keys)[0] >> 8
-    log_mass = top[:, 0].to(torch.float64) / tau + torch.log2(weights.sum(dim=1).to(torch.float64)).sub(38) * 0.6931471805599453
+    log_mass = (
+        top[:, 0].to(torch.float64) / tau
+        + torch.log2(weights.sum(dim=1).to(torch.float64)).sub(38) * 0.6931471805599453
+    )
     return DenseRows(tickets, draw_dense(tickets, draw, num_shards), log_mass, weights)

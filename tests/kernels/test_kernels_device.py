@@ -140,7 +140,9 @@ def test_device_philox_and_acceptance_boundaries(device):
     padded = cases + [(0, 0, 1, 1)] * (16 - len(cases))
     out = torch.zeros(16, dtype=torch.int32, device=device)
     accept_probe_kernel[(1,)](torch.tensor(padded, dtype=torch.int64, device=device), out, N=16)
-    assert [bool(value) for value in out[: len(cases)].tolist()] == [accepts(*case[:2], case[3], case[2]) for case in cases]
+    assert [bool(value) for value in out[: len(cases)].tolist()] == [
+        accepts(*case[:2], case[3], case[2]) for case in cases
+    ]
 
 
 def test_settings_refuse_what_no_kernel_was_built_for(device):

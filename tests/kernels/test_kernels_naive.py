@@ -224,7 +224,9 @@ def test_mutant_residual_on_the_support_only(checks, monkeypatch):
 def test_mutant_shared_noise(checks, monkeypatch):
     honest = naive_verifier._draw
     monkeypatch.setattr(
-        naive_verifier, "_draw", lambda control, request, index, domain: honest(control, request, index, Domain.PROPOSAL)
+        naive_verifier,
+        "_draw",
+        lambda control, request, index, domain: honest(control, request, index, Domain.PROPOSAL),
     )
     assert differences(checks) > 0
 

@@ -1,0 +1,106 @@
+"""Times of the sampled head: cached rows hot, cold and full of ties, uncached rows, and the torch chain as peer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.gpu_inputs import DEPTH, VOCAB, HeadInputs, make_head_inputs
+from benchmarks.gpu_timing import time_graph
+from remote_dspark.kernels.markov_head import launch_markov_position
+from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling, launch_position
+
+if TYPE_CHECKING:
+    from benchmarks.gpu import Report
+
+CACHED = Tiling(VOCAB, 2048, 1, 4)
+CACHED_GOAL_US = 9.0
+UNCACHED_GOAL = 1.35
+"""Times the measured read of W2."""
+
+
+def cached_chain(inputs: HeadInputs, chains: int, num_sets: int):
+    """A body of ``chains`` depth-5 chains over rotating inputs."""
+    settings = HeadSettings(CACHED)
+    buffers = HeadBuffers(settings, DEPTH, inputs.control.shape[0], "cuda")
+
+    def body() -> None:
+        for chain in range(chains):
+            logits, previous = inputs.logits[chain % num_sets], inputs.anchors[chain % num_sets]
+            for step in range(DEPTH):
+                launch_position(
+                    settings, buffers, step, logits[step], inputs.cache, inputs.control,
+                    previous=previous, slots=inputs.slots,
+                )  # fmt: skip
+                previous = buffers.token[step]
+
+    return body
+
+
+def uncached_chain(inputs: HeadInputs, chains: int, tile: int, registers: int | None):
+    """The same with every row computed from W1 and W2."""
+    settings = HeadSettings(Tiling(VOCAB, tile, 1, 8))
+    buffers = HeadBuffers(settings, DEPTH, inputs.control.shape[0], "cuda")
+
+    def body() -> None:
+        for chain in range(chains):
+            previous = inputs.anchors[chain]
+            for step in range(DEPTH):
+                launch_markov_position(
+                    settings, buffers, step, inputs.logits[chain, step], inputs.control, previous, inputs.w1,
+                    inputs.w2, inputs.no_slots, inputs.cache, max_registers=registers,
+                )  # fmt: skip
+                previous = buffers.token[step]
+
+    return body
+
+
+def torch_chain(inputs: HeadInputs, chains: int):
+    """Add, top-k, softmax, cumulative sum, draw: the plain statement of the same job, without exact counts."""
+    num_rows = inputs.control.shape[0]
+    uniform = torch.rand(num_rows, 1, device="cuda")
+
+    def body() -> None:
+        for chain in range(chains):
+            previous = inputs.anchors[chain]
+            for step in range(DEPTH):
+                bias = inputs.cache[inputs.slots[previous.long()].long()]
+                values, ids = (inputs.logits[chain, step] + bias).float().topk(32, dim=1)
+                cumulative = torch.softmax(values / 0.7, dim=1).cumsum(dim=1)
+                index = (cumulative < uniform).sum(dim=1, keepdim=True).clamp(max=31)
+                previous = ids.gather(1, index)[:, 0]
+
+    return body
+
+
+def measure_cached(report: Report, batches: tuple[int, ...]) -> None:
+    """Cached rows per position."""
+    for num_rows in batches:
+        num_sets = 64 // num_rows
+        inputs = make_head_inputs(num_rows, num_sets)
+        if num_rows in (batches[0], batches[-1]):
+            report.add(f"torch chain, B={num_rows}", time_graph(torch_chain(inputs, 4), 20, replays=30))
+        peer = f"torch chain, B={batches[0] if num_rows < batches[-1] else num_rows}"
+        cold = time_graph(cached_chain(inputs, num_sets, num_sets), num_sets * DEPTH, replays=30)
+        report.add(f"cached head, B={num_rows}, cold", cold, CACHED_GOAL_US, peer)
+        report.add(f"cached head, B={num_rows}, hot", time_graph(cached_chain(inputs, 8, 1), 40), CACHED_GOAL_US, peer)
+        del inputs
+        ties = make_head_inputs(num_rows, 8, ties=True)
+        report.add(f"cached head, B={num_rows}, ties", time_graph(cached_chain(ties, 8, 8), 40), CACHED_GOAL_US, peer)
+        bytes_read = num_rows * VOCAB * 4
+        report.add_plain(f"cached head, B={num_rows}, bytes/s", bytes_read / cold.per_call_us / 1e6, "TB/s")
+        del ties
+        torch.cuda.empty_cache()
+
+
+def measure_uncached(report: Report, batches: tuple[int, ...]) -> None:
+    """Uncached rows per position, in the two tilings worth having."""
+    goal = UNCACHED_GOAL * report.value("W2 read")
+    for num_rows in batches:
+        inputs = make_head_inputs(num_rows, 4)
+        for tile, registers in ((512, 128), (1024, None)):
+            timing = time_graph(uncached_chain(inputs, 4, tile, registers), 20, replays=50)
+            report.add(f"uncached head, B={num_rows}, tile {tile}", timing, goal, "W2 read")
+        del inputs
+        torch.cuda.empty_cache()
