@@ -20,13 +20,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_ceilings, gpu_head, gpu_verifier  # noqa: E402
-from benchmarks.gpu_inputs import VOCAB  # noqa: E402
-from benchmarks.gpu_stress import stress  # noqa: E402
-from benchmarks.gpu_timing import Timing  # noqa: E402
-from remote_dspark.contract import Check, ComputeKind, ObservationKind  # noqa: E402
-from remote_dspark.kernels import checks  # noqa: E402
-from remote_dspark.kernels.graph_checks import check_graph_replays  # noqa: E402
+from benchmarks import gpu_ceilings, gpu_head, gpu_verifier
+from benchmarks.gpu_inputs import VOCAB
+from benchmarks.gpu_stress import stress
+from benchmarks.gpu_timing import Timing
+from remote_dspark.contract import Check, ComputeKind, ObservationKind
+from remote_dspark.kernels import checks
+from remote_dspark.kernels.graph_checks import check_graph_replays
 
 RESULT = Path("build/bench_gpu.json")
 
