@@ -54,12 +54,22 @@ def encode(message: Message, limits: Limits | None) -> bytearray:
     return seal(frame, frame_type)
 
 
+class CheckedFrame(bytearray):
+    """A whole frame from a `FrameReader`, with its header as checked under ``limits``; nobody else writes to it."""
+
+    __slots__ = ("header", "limits")
+    header: Header
+    limits: Limits | None
+
+
 def decode(frame: Buffer, limits: Limits | None) -> Message:
-    """Exactly one frame.
+    """Exactly one frame. A `CheckedFrame` read under these very limits does not have its header checked again.
 
     Raises:
         RemoteProtocolError: one subclass per reason.
     """
+    if type(frame) is CheckedFrame and frame.limits is limits:
+        return decode_payload(frame.header, memoryview(frame)[HEADER_BYTES:], limits)
     if len(frame) < HEADER_BYTES:
         raise TruncatedFrameError(f"a frame has at least {HEADER_BYTES} bytes, found {len(frame)}")
     view = memoryview(frame)
@@ -100,6 +110,7 @@ class FrameReader:
         self._pending = bytearray()
         self._filled = 0
         self._target = 0
+        self._header: Header | None = None
 
     def feed(self, data: Buffer) -> Iterator[bytearray]:
         """Takes all of ``data``; yields each finished frame (header checked, payload not yet).
@@ -107,8 +118,8 @@ class FrameReader:
         Consume it before the next `feed`; ``limits`` may change between two frames.
         """
         view = memoryview(data)
-        at = 0
-        while at < len(view):
+        at, size = 0, len(view)
+        while at < size:
             if self._target == 0:
                 taken = view[at : at + HEADER_BYTES - self._filled]
                 self._pending += taken
@@ -119,7 +130,10 @@ class FrameReader:
                     return
                 self._target = self._frame_bytes()
                 # The whole frame is allocated once, after its length was accepted.
-                self._pending.extend(bytes(self._target - HEADER_BYTES))
+                if self._header is None:
+                    self._pending.extend(bytes(self._target - HEADER_BYTES))
+                else:
+                    self._pending = self._checked_frame(self._header)
             taken = view[at : at + self._target - self._filled]
             self._pending[self._filled : self._filled + len(taken)] = taken
             self._filled += len(taken)
@@ -127,6 +141,12 @@ class FrameReader:
             if self._filled == self._target:
                 frame, self._pending, self._filled, self._target = self._pending, bytearray(), 0, 0
                 yield frame
+
+    def _checked_frame(self, header: Header) -> CheckedFrame:
+        frame = CheckedFrame(self._target)
+        frame[:HEADER_BYTES] = self._pending
+        frame.header, frame.limits = header, self.limits
+        return frame
 
     @property
     def is_between_frames(self) -> bool:
@@ -144,9 +164,11 @@ class FrameReader:
 
     def _frame_bytes(self) -> int:
         """Length of the frame whose first 32 bytes are pending (a v1 head has 32 bytes, too)."""
+        self._header = None
         if self._pending[: len(v1.MAGIC)] == v1.MAGIC:
             return v1.parse_v1_length(self._pending, v1.require_off(self.limits))
-        return HEADER_BYTES + parse_header(self._pending, self.limits).length
+        self._header = parse_header(self._pending, self.limits)
+        return HEADER_BYTES + self._header.length
 
     def _require_prefix(self) -> None:
         """Refuses a first byte that cannot begin a frame, without waiting for 32 of them."""

@@ -27,19 +27,17 @@ class Layout:
         name: As in the documentation.
         fields: (name, struct code) in order.
         codec: The compiled struct.
+        size: Bytes.
     """
 
     name: str
     fields: tuple[tuple[str, str], ...]
     codec: struct.Struct = field(init=False, repr=False, compare=False)
+    size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", struct.Struct("<" + "".join(code for _, code in self.fields)))
-
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return self.codec.size
+        object.__setattr__(self, "size", self.codec.size)
 
     def rows(self) -> list[tuple[int, int, str, str]]:
         """(offset, size, struct code, name) of each field."""

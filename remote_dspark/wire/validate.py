@@ -7,6 +7,7 @@ Counts are exact integers throughout: float32 q is judged by its bits and as ``q
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -40,8 +41,16 @@ def require_rows(reply: Reply, limits: Limits) -> Int64Array:
     kinds, counts = reply.kinds.reshape(-1), reply.counts.reshape(-1)
     _require_shard(reply.shard, limits)
     if _is_plainly_valid(reply, kinds, counts, limits):
-        return np.full(kinds.size, TICKET_TOTAL, dtype=np.int64)
+        return _full_masses(kinds.size)
     return _require_each(reply, kinds, counts, limits)
+
+
+@lru_cache(maxsize=128)
+def _full_masses(num_rows: int) -> Int64Array:
+    """int64[num_rows] of ``TICKET_TOTAL``, shared and therefore read-only."""
+    masses = np.full(num_rows, TICKET_TOTAL, dtype=np.int64)
+    masses.flags.writeable = False
+    return masses
 
 
 def row_masses(reply: Reply, kinds: list[int]) -> Int64Array | list[int]:
@@ -85,7 +94,10 @@ def _is_plainly_valid(reply: Reply, kinds: KindArray, counts: Int32Array, limits
     tickets = scaled.astype(np.int32)
     if np.count_nonzero(tickets.astype(np.float32) == scaled) != scaled.size:
         return False
-    masses = np.add.reduce(tickets.reshape(num_rows, width), axis=1, dtype=np.int64)
+    # Each entry is at most 2**24, so up to 255 of them fit 32 unsigned bits; without a cast it takes half as long.
+    masses = np.add.reduce(
+        tickets.view(np.uint32).reshape(num_rows, width), axis=1, dtype=np.uint32 if width < 256 else np.uint64
+    )
     if masses.tolist().count(TICKET_TOTAL) != num_rows:
         return False
     # Ids are distinct within a row, so a row holds its token at most once.
