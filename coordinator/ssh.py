@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import secrets
 import shlex
 import socket
 import threading
@@ -99,10 +100,12 @@ class SshHost:
     def put(self, data: bytes, path: str, *, mode: int = 0o644) -> str:
         """Upload to a temporary name, check the digest there, rename."""
         digest = hashlib.sha256(data).hexdigest()
-        folder, temporary = str(Path(path).parent), f"{path}.{digest[:12]}.part"
+        # A name of its own: two coordinators may bring the same bytes at once.
+        folder, temporary = str(Path(path).parent), f"{path}.{secrets.token_hex(6)}.part"
         script = (
-            'set -e; umask 077; mkdir -p "$1"; cat > "$2"; '
-            'test "$(sha256sum < "$2" | cut -c1-64)" = "$4" || { rm -f "$2"; echo damaged >&2; exit 9; }; '
+            "set -e; umask 077; trap 'rm -f \"$2\"' EXIT; "
+            'mkdir -p "$1"; cat > "$2"; '
+            'test "$(sha256sum < "$2" | cut -c1-64)" = "$4" || { echo damaged >&2; exit 9; }; '
             'chmod "$5" "$2"; sync -d "$2" 2>/dev/null || sync; mv -f "$2" "$3"'
         )
         argv = ["/bin/sh", "-c", script, "put", folder, temporary, path, digest, f"{mode:o}"]

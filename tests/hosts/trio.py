@@ -40,6 +40,9 @@ WEB_PORT, WORKER_PORT = 8001, 8002
 RESTORED_CODES = frozenset({0, 10, 11, 20, 22, 30, 33, 130})
 """Exit codes that promise: production is back, or was never touched."""
 
+ORPHAN_AFTER_S = 6
+"""Short, and still longer than a busy machine needs to lease three hosts: nobody beats before that."""
+
 SERVE_PROGRAM = """
 import os, signal, socket, sys
 name, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -128,10 +131,10 @@ def plan_document(**changes: Any) -> Json:
         "schema": "coordinator/plan/v1",
         "name": "matrix",
         "purpose": "first-hold",
-        "bound_s": 50,
-        "restore_reserve_s": 12,
-        "orphan_after_s": 4,
-        "provisional_s": 8,
+        "bound_s": 60,
+        "restore_reserve_s": 15,
+        "orphan_after_s": ORPHAN_AFTER_S,
+        "provisional_s": 15,
         "holds": {"1": []},
         "step_bounds_s": {"preflight": 10, "lease": 8, "snapshot": 5, "arm-dead-man": 8, "stop": 6},
         **changes,
