@@ -6,7 +6,7 @@ allowed-signers file; nothing is trusted because it exists.
 
 from __future__ import annotations
 
-import os
+import sys
 from pathlib import Path
 from typing import get_args
 
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from coordinator.clock import SystemClock
 from coordinator.errors import UsageError
-from coordinator.render import Reporter, print_json
+from coordinator.render import Reporter, print_json, write_line
 from coordinator.store import Store
 from coordinator.store_files import Syncer, read_file, write_new
 from receipts.errors import ReceiptError
@@ -52,7 +52,8 @@ def new_key(name: str, role: str, out: Path, *, json: bool) -> int:
         print_json({"name": name, "role": role, "keyid": keyid, "public_key": public, "private_key_file": str(out)})
     else:
         Reporter(SystemClock().utc).step(f"private key in {out} (0600); add this to the allowed-signers file:")
-        os.write(1, entry.encode())
+        for line in entry.splitlines():
+            write_line(sys.stdout, line)
     return int(ExitCode.DONE)
 
 
