@@ -77,6 +77,8 @@ class ChainGraph:
         )
         self.buffers = HeadBuffers(settings, key.num_positions, key.num_rows, device)
         self._graph = torch.cuda.CUDAGraph()
+        # a graph remembers addresses, not tensors: what it reads must live as long as it does
+        self._held = (cache, slots)
 
         def body() -> None:
             previous = self.inputs.anchors
