@@ -16,7 +16,7 @@ import triton.language as tl
 
 from remote_dspark.contract import Q_FLOOR_FIRST
 from remote_dspark.kernels.finish import CONTINUATION_FLAG, emit_tile, finish_rows, retire
-from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key, round_to_bf16
+from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key, round_to_bf16
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, require_logits
 
 STAGES = tl.constexpr(3)
@@ -315,7 +315,7 @@ def _tile_keys(
     """Order keys of the corrected logits of one tile: int32 [TILE], or [R, TILE] for several rows."""
     if R == 1:
         real = columns < limit
-        logits = tl.load(logits_ptr + columns, mask=real, other=NEGATIVE_INFINITY_BITS)
+        logits = tl.load(logits_ptr + columns, mask=real, other=0)
         if cached:
             line = bias_ptr + slot.to(tl.int64) * bias_stride
             bias = bf16_to_f32(tl.load(line + columns, mask=real, other=0))
@@ -325,14 +325,15 @@ def _tile_keys(
     else:
         real = (columns < limit)[None, :] & exists[:, None]
         at = rows[:, None] * logits_stride + columns[None, :]
-        logits = tl.load(logits_ptr + at, mask=real, other=NEGATIVE_INFINITY_BITS)
+        logits = tl.load(logits_ptr + at, mask=real, other=0)
         line = bias_ptr + tl.maximum(slot, 0).to(tl.int64) * bias_stride
         bias = bf16_to_f32(tl.load(line[:, None] + columns[None, :], mask=real & cached[:, None], other=0))
         if tl.min(cached.to(tl.int32), axis=0) == 0:
             tokens = _scalars(previous, rows, R)
             computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, nought, TILE, SUB, R, RANK)
             bias = tl.where(cached[:, None], bias, computed)
-    return order_key(bf16_to_f32(logits) + bias)
+    # not by the load's own default: see sampled_head_kernel
+    return tl.where(real, order_key(bf16_to_f32(logits) + bias), KEY_EXCLUDED)
 
 
 def launch_markov_position(

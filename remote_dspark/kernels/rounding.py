@@ -19,9 +19,6 @@ KEY_EXCLUDED = tl.constexpr(-32640)
 KEY_LOWEST = tl.constexpr(-32639)
 """Key of the lowest finite value."""
 
-NEGATIVE_INFINITY_BITS = tl.constexpr(-128)
-"""BF16 -inf as int16; padded columns read as it."""
-
 
 @triton.jit
 def bf16_to_f32(bits):

@@ -23,7 +23,7 @@ from remote_dspark.kernels.finish import (
     finish_rows,
     retire,
 )
-from remote_dspark.kernels.rounding import NEGATIVE_INFINITY_BITS, bf16_to_f32, order_key
+from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key
 from remote_dspark.kernels.rows import SampledRows
 
 
@@ -73,7 +73,7 @@ def sampled_head_kernel(
     if OVERLAP:
         # lets the next position's programs start and read their logits while this one still works
         tl.extra.cuda.gdc_launch_dependents()
-    logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=NEGATIVE_INFINITY_BITS)
+    logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=0)
     if OVERLAP:
         # the previous position's token, and everything this launch overwrites
         tl.extra.cuda.gdc_wait()
@@ -85,8 +85,9 @@ def sampled_head_kernel(
         slot = tl.load(slot_ptr + tl.where(known, previous, 0))
         bad_previous = tl.where(known & (slot >= 0), 0, CONTINUATION_FLAG)
         bias_row = tl.maximum(slot, 0).to(tl.int64)
-    bias = tl.load(bias_ptr + bias_row * bias_stride + columns, mask=real, other=NEGATIVE_INFINITY_BITS)
-    keys = order_key(bf16_to_f32(logits) + bf16_to_f32(bias))
+    bias = tl.load(bias_ptr + bias_row * bias_stride + columns, mask=real, other=0)
+    # not by the loads' own default: a negative int16 default comes out wrong in the upper half of each 32-bit pair
+    keys = tl.where(real, order_key(bf16_to_f32(logits) + bf16_to_f32(bias)), KEY_EXCLUDED)
     exists = row >= 0
     candidates = candidate_ptr + row * (num_tiles * K)
     top = emit_tile(keys, candidates + tile * K, exists, 1, K, TILE, TILE_DIRECT)
