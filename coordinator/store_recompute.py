@@ -36,7 +36,7 @@ def recompute_arm(predicate: Predicate, sources: Sources) -> Verdict:
     rows = list(_counters(body, body.observations[0]))
     files = {name: content for name in (REQUESTS_FILE, INTER_TOKEN_FILE) if (content := sources.sample(name))}
     if len(files) < 2:
-        rows.append(Row(field="raw files", expected="both", found=", ".join(files) or "none", ok=None))
+        rows.append(Row(field="raw-files", expected="both", found=", ".join(files) or "none", ok=None))
         return conclude_rows(rows)
     try:
         found = measure(_block(predicate, body.observations[0], files)).to_values()

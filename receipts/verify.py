@@ -210,6 +210,10 @@ class LogVerifier:
             computed = self._recompute(predicate, contents)
         except ReceiptError as error:
             computed = Verdict(outcome=Outcome.FAIL, reasons=(str(error)[:400],))
+        # A rule that was passed in may trip over hostile values: that refuses the receipt, never the walk.
+        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            reason = f"cannot be computed again: {type(error).__name__}: {error}"[:400]
+            computed = Verdict(outcome=Outcome.FAIL, reasons=(reason,))
         if not is_stronger(predicate.verdict.outcome, computed.outcome):
             return predicate.verdict
         reasons = "; ".join(computed.reasons)[:400]

@@ -266,6 +266,18 @@ def test_recomputation_rules_are_passed_in() -> None:
     assert codes(log.verify(recompute={Kind.COMPARISON: rule})) == ["recompute-differs"]
 
 
+@pytest.mark.parametrize("error", [ValueError, TypeError, ZeroDivisionError, KeyError, AttributeError, RecursionError])
+def test_a_rule_that_trips_refuses_the_receipt_and_the_walk_goes_on(error: type[Exception]) -> None:
+    def rule(predicate: Predicate, sources: Sources) -> Verdict:
+        raise error("tripped")
+
+    log = Log()
+    log.add(Kind.ARM)
+    log.add(Kind.HOLD)
+    report = log.verify(recompute={Kind.ARM: rule})
+    assert (codes(report), report.num_receipts) == (["recompute-differs"], 2)
+
+
 def test_the_algebra() -> None:
     """FAIL beats UNKNOWN beats PASS, and nothing at all is UNKNOWN."""
     order = [Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL]
