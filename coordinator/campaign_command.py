@@ -30,7 +30,7 @@ def run_campaign_command(site: Path, plan: Path, store: Path, policy: str, *, js
     """Run a plan on the site's hosts: a first hold, or a whole campaign with its admission."""
     compiled = compile_files(site, plan)
     with ExitStack() as stack:
-        campaign = _opened(stack, compiled, plan, store, json=json)
+        campaign = _opened(stack, compiled, site, plan, store, json=json)
         if compiled.plan.purpose is Purpose.FIRST_HOLD:
             campaign.measure_budget(compiled)
             result = CampaignResult(compiled, store)
@@ -55,7 +55,7 @@ def open_hold(site: Path, plan: Path, store: Path, *, number: int, reason: str, 
     """
     compiled = compile_files(site, plan)
     with ExitStack() as stack:
-        campaign = _opened(stack, compiled, plan, store, json=json)
+        campaign = _opened(stack, compiled, site, plan, store, json=json)
         held = campaign.hold_open(number, reason)
     if json:
         print_json({"hold_id": held.window.hold_id, "receipt": held.receipt, "exit_code": int(held.exit_code)})
@@ -63,7 +63,7 @@ def open_hold(site: Path, plan: Path, store: Path, *, number: int, reason: str, 
     return int(ExitCode.DONE if held.exit_code is ExitCode.INTERRUPTED else held.exit_code)
 
 
-def _opened(stack: ExitStack, compiled: CompiledPlan, plan: Path, store: Path, *, json: bool) -> Campaign:
+def _opened(stack: ExitStack, compiled: CompiledPlan, site: Path, plan: Path, store: Path, *, json: bool) -> Campaign:
     """Evidence first, then hosts: a refusal for missing evidence has contacted nobody."""
     clock: Clock = SystemClock()
     reporter = Reporter(clock.utc, quiet=json)
@@ -79,7 +79,7 @@ def _opened(stack: ExitStack, compiled: CompiledPlan, plan: Path, store: Path, *
     interrupt = stack.enter_context(InterruptFlag())
     stack.enter_context(campaign_lock(store.absolute(), f"plan {compiled.plan.name}", clock))
     sessions = stack.enter_context(open_sessions(compiled.site, clock))
-    require_free(sessions)
+    require_free(sessions, site)
     for session in sessions:
         stage_programs(session)
     load = compiled.plan.load

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from coordinator.errors import HardwareHeld, NotRestored
-from coordinator.guard_client import GuardRefusal, as_coordinator_error
+from coordinator.errors import GateFailed, HardwareHeld, HostUnreachable, NotRestored
+from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.render import Reporter
 from coordinator.session import HostSession
+from windows.guard.proc import is_alive
+
+TRIAL_PREFIX = "trial-"
+"""What the name of a service starts with while the trial runs it beside production."""
 
 
-def require_free(sessions: Sequence[HostSession]) -> None:
+def program() -> str:
+    """How a person starts this program: its name when a shell finds it, else the path beside this interpreter."""
+    return "coordinator" if shutil.which("coordinator") else str(Path(sys.executable).with_name("coordinator"))
+
+
+def require_free(sessions: Sequence[HostSession], site: Path = Path("site.toml")) -> None:
     """Refuse before production is started when a host is held or in debt.
+
+    Args:
+        sessions: The hosts.
+        site: The site file that the printed command names.
 
     Raises:
         HardwareHeld: Somebody holds it; the message says who and until when.
@@ -33,21 +51,27 @@ def require_free(sessions: Sequence[HostSession]) -> None:
                 f"{session.name}: an earlier hold is not proven restored",
                 where=session.name,
                 found=str(status.get("debt") or hold),
-                next_step="`coordinator hold recover --site build/rehearsal/latest/site.toml`",
+                next_step=f"`{program()} hold recover --site '{site}'`",
             )
 
 
 @contextmanager
 def production(sessions: Sequence[HostSession], reporter: Reporter) -> Iterator[None]:
-    """Production of the rehearsal, up around the whole campaign and down after it, unless a host is in debt."""
-    started: list[tuple[HostSession, dict[str, object]]] = []
+    """Production of the rehearsal, up around the whole campaign and down after it, unless a host is in debt.
+
+    Raises:
+        GateFailed: A service does not come up; its log says why.
+    """
+    started: list[tuple[HostSession, Json]] = []
     try:
         for session in sessions:
+            end_leftovers(session, reporter)
             for service in sorted(session.spec.services, key=lambda entry: -entry.stop_order):
                 reporter.step(f"start production service {service.name}", host=session.name)
                 document = service.to_guard()
-                _service(session, "service-start", document, service.start_s)
                 started.append((session, document))
+                # Listening and answering have a bound of start_s each.
+                _require_up(session, document, _service(session, "service-start", document, 2 * service.start_s))
         yield
     finally:
         for session, document in reversed(started):
@@ -57,8 +81,36 @@ def production(sessions: Sequence[HostSession], reporter: Reporter) -> Iterator[
             _service(session, "service-stop", document, 60)
 
 
-def _service(session: HostSession, verb: str, document: dict[str, object], bound_s: int) -> None:
+def end_leftovers(session: HostSession, reporter: Reporter) -> None:
+    """End what a killed rehearsal left: outside a hold nobody else does, and the guard knows services by name only."""
+    for service in sorted(session.spec.services, key=lambda entry: entry.stop_order):
+        for name in (TRIAL_PREFIX + service.name, service.name):
+            if _left_running(session, name):
+                reporter.step(f"end {name}, which an interrupted rehearsal left running", host=session.name)
+                _service(session, "service-stop", {**service.to_guard(), "name": name}, 60)
+
+
+def _left_running(session: HostSession, name: str) -> bool:
+    record: dict[str, Any] = {}
+    with suppress(HostUnreachable, ValueError):
+        record = json.loads(session.host.read(f"{session.spec.state_dir}/services/{name}.json", max_bytes=1 << 20))
+    return is_alive(record.get("pid"), record.get("start_ticks"))
+
+
+def _require_up(session: HostSession, document: Json, result: Json) -> None:
+    wrong = [row for row in (*result["rows"], *result["probes"]) if row.get("ok") is False]
+    if wrong:
+        raise GateFailed(
+            f"production service {document['name']} did not come up; no hold was opened",
+            where=session.name,
+            expected="; ".join(f"{row.get('field', 'probe')}: {row.get('expected', 'the answer')}" for row in wrong),
+            found="; ".join(str(row.get("found") or row.get("detail")) for row in wrong),
+            next_step=f"read {document['log']}",
+        )
+
+
+def _service(session: HostSession, verb: str, document: Json, bound_s: int) -> Json:
     try:
-        session.guard.call(verb, {"service": document}, with_claim=False, timeout_s=bound_s + 30)
+        return session.guard.call(verb, {"service": document}, with_claim=False, timeout_s=bound_s + 30)
     except GuardRefusal as refusal:
         raise as_coordinator_error(refusal) from refusal

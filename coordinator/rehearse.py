@@ -62,7 +62,7 @@ def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None
         )
         site, _ = read_site(files.site)
         with open_sessions(site, clock) as sessions:
-            require_free(sessions)
+            require_free(sessions, root / "latest" / "site.toml")
             for session in sessions:
                 stage_programs(session)
             with production(sessions, reporter):

@@ -16,6 +16,7 @@ from coordinator.errors import GateFailed
 from coordinator.guard_client import Json
 from coordinator.hold_arms import arm_values, hold_values
 from coordinator.host import Outcome
+from coordinator.production import TRIAL_PREFIX
 from coordinator.programs import host_values
 from coordinator.session import HostSession
 from windows.plan import ArmService, Command, StepKind
@@ -114,7 +115,7 @@ def _run(session: HostSession, command: Command, name: str, values: Mapping[str,
 
 def _service(session: HostSession, service: ArmService, values: Mapping[str, str | int]) -> Json:
     """The arm's service as a process the guard can start outside a hold, with its probe as the sign of life."""
-    name = f"trial-{service.name}"
+    name = f"{TRIAL_PREFIX}{service.name}"
     filled = {**values, "output_dir": f"{session.spec.work_dir}/trial/{name}"}
     probe = None
     if service.probe is not None:
