@@ -15,7 +15,7 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import ReceiptId, Signer, Store
 from coordinator.store_files import read_file
 from coordinator.store_marks import Marks
-from coordinator.store_verify import StoreVerdict, Trust, read_anchor, read_signers, verify_store, walk
+from coordinator.store_verify import StoreVerdict, Trust, read_anchor, read_signers, remember, verify_store, walk
 from receipts.errors import ReceiptError
 from receipts.fields import Evidence, Kind, Parent, Position, Subject
 from receipts.gates import Decision, Facts, Record, decide, record
@@ -135,7 +135,7 @@ def admit_store(writer: EvidenceWriter, policy_file: Path, *, request: AdmitRequ
     decision = decide(policy, asked.stage, _facts(writer, asked, marks))
     receipt = _write(writer, policy, decision, started)
     if decision.result == "ADMITTED" and decision.facts.report.head is not None:
-        marks.advance(decision.facts.report.head)
+        remember(marks, decision.facts.report.head)
     return Admission(decision, receipt)
 
 

@@ -16,16 +16,22 @@ from coordinator.store_files import Syncer, read_file, write_new
 from receipts.chain import Head, parse_head
 
 
-def state_folder() -> Path:
-    """``~/.local/state/dspark-coordinator`` of the account that runs this process."""
-    return Path(pwd.getpwuid(os.getuid()).pw_dir) / ".local" / "state" / "dspark-coordinator"
+def state_folder() -> Path | None:
+    """``~/.local/state/dspark-coordinator`` of this process's account; None for an account without an entry."""
+    try:
+        home = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        # Containers run under numbers that no account has. Then nothing is remembered, and `live` says so.
+        return None
+    return Path(home) / ".local" / "state" / "dspark-coordinator"
 
 
 class Marks:
     """The marks under one state folder, one file per log."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = (folder or state_folder()) / "high-water"
+        root = folder or state_folder()
+        self._folder = root / "high-water" if root is not None else None
 
     def get(self, log: str) -> Head | None:
         """The furthest head of a log that was accepted; None when this log was never accepted here.
@@ -33,11 +39,19 @@ class Marks:
         Raises:
             receipts.errors.ReceiptError: The mark's file is not a head: a damaged memory must not read as none.
         """
+        if self._folder is None:
+            return None
         path = self._folder / f"{log}.json"
         return parse_head(read_file(path, 4096)) if path.exists() else None
 
     def advance(self, head: Head) -> None:
-        """Remember a head that was accepted; one that is not further than the known one changes nothing."""
+        """Remember a head that was accepted; one that is not further than the known one changes nothing.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        if self._folder is None:
+            return
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with FileLock(self._folder / ".lock", fallback_to_soft=False):
             known = self.get(head.log)

@@ -167,12 +167,21 @@ def run_verify(
 
         write_junit(junit, verdict.report, cases, elapsed_ns=clock.monotonic_ns() - start)
     if verdict.is_whole and verdict.report.head is not None:
-        marks.advance(verdict.report.head)
+        remember(marks, verdict.report.head)
     if json:
         print_json(verdict.to_document())
     else:
         Reporter(clock.utc).table(f"receipts of {path}", ("what", "found"), verdict.rows())
     return int(ExitCode.DONE if verdict.is_whole else ExitCode.RECEIPTS_INVALID)
+
+
+def remember(marks: Marks, head: Head) -> None:
+    """Move the mark; a home that cannot be written is said, and changes no verdict."""
+    try:
+        marks.advance(head)
+    except OSError as error:
+        lines = [f"the accepted head could not be remembered: {error}", "  next: name a folder with --state"]
+        Reporter(SystemClock().utc).error(lines)
 
 
 @dataclass(frozen=True, slots=True)
