@@ -240,6 +240,9 @@ class Trio:
         for machine in self.machines:
             process = next(entry for entry in parsed.host(machine.name).services if entry.name == "worker")
             self.worker_of[machine.name] = process.to_guard()
+            if mode != "plain":
+                # A reused host runs the plain one.
+                self.ask(machine, "service-stop", {"service": process.to_guard()})
             self.ask(machine, "service-start", {"service": process.to_guard()})
         for machine in self.machines:
             self._before[machine.name] = self.look(machine)
