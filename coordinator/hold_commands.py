@@ -14,6 +14,7 @@ from coordinator.errors import CoordinatorError, NotRestored, UsageError
 from coordinator.evidence import PASS, EvidenceWriter, verdict
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.identity import source_digests
+from coordinator.production import program, seconds
 from coordinator.render import Reporter, print_json
 from coordinator.session import HostSession, in_parallel, open_reachable
 from coordinator.store import Store
@@ -38,14 +39,14 @@ def show_status(site_path: Path, *, json: bool, clock: Clock | None = None) -> i
         print_json({"site": site.name, "hosts": statuses, "unreachable": unreachable})
     else:
         reporter = Reporter(clock.utc)
-        rows = status_rows(statuses) + [(name, "unreachable", error.message) for name, error in lost.items()]
+        rows = status_rows(statuses, site_path) + [(name, "unreachable", error.message) for name, error in lost.items()]
         reporter.table(f"site {site.name}", ("host", "what", "value"), rows)
     owing = any(status["in_debt"] and not status["hold"] for status in statuses.values())
     found = [ExitCode.NOT_RESTORED if owing else ExitCode.DONE, *(error.exit_code for error in lost.values())]
     return int(combine(found))
 
 
-def status_rows(statuses: dict[str, Json]) -> list[tuple[str, str, str]]:
+def status_rows(statuses: dict[str, Json], site: Path) -> list[tuple[str, str, str]]:
     """One line a fact, in the order a person asks: who, since, until, what is stopped, what to do."""
     rows: list[tuple[str, str, str]] = []
     for host, status in statuses.items():
@@ -56,16 +57,35 @@ def status_rows(statuses: dict[str, Json]) -> list[tuple[str, str, str]]:
                 ("who", f"{hold['owner']} ({hold['reason']})"),
                 ("hold", f"{hold['hold_id']} epoch {hold['epoch']}"),
                 ("since", hold["since_utc"]),
-                ("until", f"{hold['until_utc']} ({hold['remaining_s']} s left)"),
-                ("heartbeat", f"{hold['heartbeat_age_s']} s ago; the host acts in {hold['fires_in_s']} s"),
+                ("until", f"{hold['until_utc']} ({seconds(hold['remaining_s'])} left)"),
+                (
+                    "heartbeat",
+                    f"{seconds(hold['heartbeat_age_s'])} ago; the host acts in {seconds(hold['fires_in_s'])}",
+                ),
             ]
         facts.append(("stopped", ", ".join(status.get("stopped", ())) or "nothing"))
         if status["in_debt"]:
             debt = status.get("debt") or {}
             facts.append(("debt", f"since {debt.get('since_utc')}: {', '.join(debt.get('services', ()))}"))
-        facts.append(("next", status.get("next", "")))
+        facts.append(("next", next_command(str(status["state"]), bool(status["in_debt"]), site)))
         rows += [(host if index == 0 else "", name, str(value)) for index, (name, value) in enumerate(facts)]
     return rows
+
+
+def next_command(state: str, in_debt: bool, site: Path) -> str:
+    """What a person does now: a whole command, as docs/operations.md has it. The guard names its own verbs instead."""
+    command, options = f"{program()} hold", f"--site '{site}'"
+    if state == "free":
+        return f"{command} recover {options}" if in_debt else "nothing to do"
+    if state == "degraded":
+        return f"look at the service, then {command} recover {options}"
+    if state in ("restored", "void"):
+        return f"{command} recover {options}"
+    if state == "restoring":
+        return "wait, then ask again"
+    if in_debt:
+        return f"wait for its owner or for the host; or end it now: {command} recover {options}"
+    return f"wait; or end it now: {command} abort {options} --reason '...'"
 
 
 def end_hold(

@@ -20,6 +20,10 @@ TRIAL_PREFIX = "trial-"
 """What the name of a service starts with while the trial runs it beside production."""
 
 
+_LOOK = ("degraded", "void")
+"""States of a host in which nobody drives the hold any more."""
+
+
 def program() -> str:
     """How a person starts this program: its name when a shell finds it, else the path beside this interpreter."""
     return "coordinator" if shutil.which("coordinator") else str(Path(sys.executable).with_name("coordinator"))
@@ -36,23 +40,32 @@ def require_free(sessions: Sequence[HostSession], site: Path = Path("site.toml")
         HardwareHeld: Somebody holds it; the message says who and until when.
         NotRestored: An earlier hold is not proven restored.
     """
+    recover = f"`{program()} hold recover --site '{site}'`"
     for session in sessions:
         status = session.guard.call("status")
         hold = status.get("hold")
-        if hold and not status["in_debt"]:
+        if hold and status["state"] not in _LOOK:
             raise HardwareHeld(
                 f"{session.name} is held by {hold['owner']} ({hold['reason']}) until {hold['until_utc']}",
                 where=session.name,
-                found=f"hold {hold['hold_id']}, epoch {hold['epoch']}",
-                next_step=str(status.get("next", "")),
+                found=f"hold {hold['hold_id']}, epoch {hold['epoch']}, state {status['state']}; last heartbeat "
+                f"{seconds(hold['heartbeat_age_s'])} ago, the host acts in {seconds(hold['fires_in_s'])}",
+                next_step=f"wait for it; if nobody runs it any more, {recover} ends it and puts production back",
             )
         if status["in_debt"]:
+            debt = status.get("debt") or hold or {}
+            services = ", ".join(debt.get("services", ())) or "production"
             raise NotRestored(
                 f"{session.name}: an earlier hold is not proven restored",
                 where=session.name,
-                found=str(status.get("debt") or hold),
-                next_step=f"`{program()} hold recover --site '{site}'`",
+                found=f"hold {debt.get('hold_id')} stopped {services} at {debt.get('since_utc')}",
+                next_step=recover,
             )
+
+
+def seconds(value: float | None) -> str:
+    """Seconds for a person: whole, because nobody acts on less, and never below zero, which would mean now."""
+    return "an unknown time" if value is None else f"{max(value, 0):.0f} s"
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from coordinator.clock import SystemClock
-from coordinator.errors import GateFailed, NotRestored
+from coordinator.errors import GateFailed, HardwareHeld
+from coordinator.hold_commands import status_rows
 from coordinator.production import TRIAL_PREFIX, production, require_free
 from coordinator.rehearsal_site import free_ports
 from coordinator.render import Reporter
@@ -58,12 +60,22 @@ def test_a_service_that_does_not_come_up_opens_no_hold_and_names_its_log(small_s
     assert "no model here" in (small_site.root / "web.log").read_text()
 
 
-def test_a_debt_names_the_command_and_the_site_file_to_recover_with(small_site: SmallSite, tmp_path: Path) -> None:
+def test_a_living_hold_is_held_and_not_a_debt(small_site: SmallSite, tmp_path: Path) -> None:
     site = tmp_path / "my site.toml"
     with small_site.running() as (compiled, sessions):
         window = small_site.window(compiled, sessions)
         with window:
             window.open()
-            with pytest.raises(NotRestored) as caught:
+            with pytest.raises(HardwareHeld) as caught:
                 require_free(sessions, site)
+            rows = dict(row[1:] for row in status_rows({"here": sessions[0].guard.call("status")}, site))
+    assert window.hold_id in caught.value.found
     assert f"hold recover --site '{site}'" in caught.value.next_step
+    assert re.fullmatch(r"\d+ s ago; the host acts in \d+ s", rows["heartbeat"])
+    assert f"hold recover --site '{site}'" in rows["next"]
+
+
+def test_a_free_host_needs_nothing(small_site: SmallSite) -> None:
+    with small_site.running() as (_, sessions):
+        rows = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
+    assert rows[-1][1:] == ("next", "nothing to do")
