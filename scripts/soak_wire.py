@@ -74,7 +74,7 @@ def soak_rounds(rounds: int) -> dict[str, Any]:
     times: list[float] = []
     marks: list[tuple[int, int]] = []
     warmup, interval = max(int(rounds * WARMUP_SHARE), min(rounds // 2, 5000)), max(rounds // 20, 1)
-    with memory_drafter() as (client, worker):
+    with memory_drafter() as (client, worker, _):
         for number, elapsed in enumerate(round_times_us(client, rounds)):
             if len(times) < 20_000:
                 times.append(elapsed)

@@ -1,7 +1,7 @@
 """A blocking byte channel for threads: one reader and one writer at a time, plain or TLS.
 
-Rules: no protocol here. TLS runs over memory buffers under one lock, because a TLS object must not be read and
-written by two threads at once, while the socket may.
+Rules: no protocol here. The socket never blocks; waiting is always a poll with a deadline. TLS runs over memory
+buffers under one lock, because a TLS object must not be read and written by two threads at once, while the socket may.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        sock.setblocking(False)
+        # One poller and one buffer for the one reader: a round costs two system calls and no allocation to receive.
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._received = memoryview(bytearray(READ_BYTES))
         self._tls: ssl.SSLObject | None = None
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -80,8 +85,12 @@ class Channel:
                 sealed = self._outgoing.read()
             self._send_all(sealed, deadline)
 
-    def receive(self, deadline: float) -> bytes:
-        """Some bytes; empty at the end of the stream. Raises ``TimeoutError`` at the deadline, losing nothing."""
+    def receive(self, deadline: float) -> bytes | memoryview:
+        """Some bytes, valid until the next call; empty at the end of the stream.
+
+        Raises:
+            TimeoutError: at the deadline, losing nothing.
+        """
         if self._tls is None:
             return self._read_socket(deadline)
         while True:
@@ -117,19 +126,34 @@ class Channel:
             raise ConnectionError("the peer closed the connection during the TLS handshake; is our certificate pinned?")
         return bool(data)
 
-    def _read_socket(self, deadline: float) -> bytes:
-        """Waits for readability, so that a reader's deadline never shortens a concurrent writer's."""
-        poller = select.poll()
-        poller.register(self._sock, select.POLLIN)
-        if not poller.poll(max(_remaining(deadline), 0) * 1000):
-            raise TimeoutError("no bytes from the peer before the deadline")
-        return self._sock.recv(READ_BYTES)
+    def _read_socket(self, deadline: float) -> memoryview:
+        """Bytes of the one receive buffer, once there are any."""
+        while True:
+            if self._sock.fileno() < 0:
+                # The poller would look at whoever has the number now.
+                raise ConnectionError("this channel was closed")
+            if not self._readable.poll(_remaining(deadline) * 1000):
+                raise TimeoutError("no bytes from the peer before the deadline")
+            try:
+                return self._received[: self._sock.recv_into(self._received)]
+            except BlockingIOError:
+                # Readiness may be withdrawn, for example after a bad checksum.
+                continue
 
     def _send_all(self, data: bytes | bytearray | memoryview, deadline: float) -> None:
         view = memoryview(data)
         while view:
-            self._sock.settimeout(max(_remaining(deadline), 0.001))
-            view = view[self._sock.send(view) :]
+            remaining = _remaining(deadline)
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                self._wait_writable(remaining)
+
+    def _wait_writable(self, remaining_s: float) -> None:
+        poller = select.poll()
+        poller.register(self._sock, select.POLLOUT)
+        if not poller.poll(remaining_s * 1000):
+            raise TimeoutError("the peer did not take the bytes before the deadline")
 
 
 def _remaining(deadline: float) -> float:

@@ -245,7 +245,7 @@ class DrafterClient:
         """One read with the lock released; a deadline that passes here belongs to the caller alone."""
         self._is_reading = True
         self._changed.release()
-        data: bytes | None = None
+        data: bytes | memoryview | None = None
         failure: Exception | None = None
         try:
             data = self._channel.receive(deadline)

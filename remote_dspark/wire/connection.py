@@ -12,12 +12,12 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 from remote_dspark.wire import errors, validate
 from remote_dspark.wire.codec import FrameReader
 from remote_dspark.wire.counters import DEADLINE, count
+from remote_dspark.wire.deadlines import ServerDeadlines, Watch
 from remote_dspark.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError, Scope
 from remote_dspark.wire.handler import DrafterHandler, DrafterRefusal
 from remote_dspark.wire.kinds import FrameType, Role, Status
@@ -50,23 +50,6 @@ QUEUE_BYTES = 16 << 20
 WRITE_HIGH_WATER = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ServerDeadlines:
-    """Seconds after which a silent or slow client is let go (its slots are freed through ``on_disconnect``).
-
-    Attributes:
-        hello_s: From connecting (TLS included) to a settled HELLO.
-        frame_s: From the first byte of a frame to its last.
-        idle_s: Between two frames; clients that may be silent for longer use a heartbeat.
-        write_s: For the client to take what was written.
-    """
-
-    hello_s: float = 10.0
-    frame_s: float = 10.0
-    idle_s: float = 120.0
-    write_s: float = 10.0
-
-
 class Connection(asyncio.Protocol):
     """See the module's rules. ``on_end`` is called once with this connection after ``on_disconnect``."""
 
@@ -82,6 +65,14 @@ class Connection(asyncio.Protocol):
     ) -> None:
         self.session = session
         self._handler = handler
+        self._methods: dict[type[Any], Callable[[Any], Any]] = {
+            Open: handler.on_open,
+            State: handler.on_state,
+            Step: handler.on_step,
+            Commit: handler.on_commit,
+            Reset: handler.on_reset,
+            Cancel: handler.on_cancel,
+        }
         self._deadlines = deadlines
         self._admit = admit
         self._on_end = on_end
@@ -96,8 +87,7 @@ class Connection(asyncio.Protocol):
         self._can_write = asyncio.Event()
         self._can_write.set()
         self._transport: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
+        self._reading, self._writing = Watch(self._late), Watch(self._let_go)
         self._task: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
 
@@ -112,7 +102,7 @@ class Connection(asyncio.Protocol):
         except RemoteProtocolError as error:
             self._reject(error)
             return
-        self._arm(self._deadlines.hello_s, "no HELLO in time")
+        self._reading.arm(self._deadlines.hello_s, "no HELLO in time")
 
     def data_received(self, data: bytes) -> None:
         """Cuts frames and handles them."""
@@ -132,7 +122,9 @@ class Connection(asyncio.Protocol):
         self._throttle()
         if self.session.state is not ConnectionState.START:
             between = self._reader.is_between_frames
-            self._arm(self._deadlines.idle_s if between else self._deadlines.frame_s, "no further bytes in time")
+            self._reading.arm(
+                self._deadlines.idle_s if between else self._deadlines.frame_s, "no further bytes in time"
+            )
 
     def eof_received(self) -> bool:
         """The client is done; a half frame is counted."""
@@ -149,13 +141,11 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not take our bytes: stop producing."""
         self._can_write.clear()
-        loop = asyncio.get_running_loop()
-        self._write_timer = loop.call_later(self._deadlines.write_s, self._let_go, "the client does not read")
+        self._writing.arm(self._deadlines.write_s, "the client does not read")
 
     def resume_writing(self) -> None:
         """It does again."""
-        if self._write_timer is not None:
-            self._write_timer.cancel()
+        self._writing.cancel()
         self._can_write.set()
         self._pump()
 
@@ -218,14 +208,14 @@ class Connection(asyncio.Protocol):
 
     def _call(self, message: Message) -> Awaitable[None] | None:
         try:
-            result = self._method(message)(message)
+            result = self._methods[type(message)](message)
         except DrafterRefusal as refusal:
             self._refuse(message, refusal)
             return None
         except Exception as error:  # noqa: BLE001 - a handler's bug must not leave the client waiting
             self._fault(message, error)
             return None
-        if inspect.isawaitable(result):
+        if result is not None and type(result) is not Reply and inspect.isawaitable(result):
             return self._finish_call(message, result)
         self._done(message, result)
         return None
@@ -240,18 +230,6 @@ class Connection(asyncio.Protocol):
             self._fault(message, error)
             return
         self._done(message, result)
-
-    def _method(self, message: Message) -> Callable[[Any], Any]:
-        handler = self._handler
-        methods: dict[type[Any], Callable[[Any], Any]] = {
-            Open: handler.on_open,
-            State: handler.on_state,
-            Step: handler.on_step,
-            Commit: handler.on_commit,
-            Reset: handler.on_reset,
-            Cancel: handler.on_cancel,
-        }
-        return methods[type(message)]
 
     # -- answers --------------------------------------------------------------------------------------------------
 
@@ -363,15 +341,10 @@ class Connection(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
 
-    def _arm(self, seconds: float, why: str) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._abort, why)
-
-    def _abort(self, why: str) -> None:
+    def _late(self, why: str) -> None:
         if self._is_busy or self._is_paused:
             # The silence is ours, not the client's.
-            self._arm(self._deadlines.idle_s, why)
+            self._reading.arm(self._deadlines.idle_s, why)
             return
         self._let_go(why)
 
@@ -389,9 +362,8 @@ class Connection(asyncio.Protocol):
             return
         self._has_ended = self._is_over = True
         self._queue.clear()
-        for timer in (self._timer, self._write_timer):
-            if timer is not None:
-                timer.cancel()
+        self._reading.cancel()
+        self._writing.cancel()
         self._task = asyncio.get_running_loop().create_task(self._disconnect(self._task))
 
     async def _disconnect(self, running: asyncio.Task[None] | None) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from remote_dspark.wire import refusals
-from remote_dspark.wire.codec import FrameReader
+from remote_dspark.wire.codec import Buffer, FrameReader
 from remote_dspark.wire.counters import count
 from remote_dspark.wire.errors import ProtocolError, RemoteProtocolError, Scope
 from remote_dspark.wire.kinds import FrameType, Role, Status
@@ -91,7 +91,7 @@ class Mailbox:
 
     # -- receiving ------------------------------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: Buffer) -> None:
         """Takes bytes from the peer; empty means the end of the stream. Sets `failure` instead of raising."""
         try:
             if not data:

@@ -133,7 +133,9 @@ def pack_reply(message: Reply, limits: Limits) -> bytearray:
         np.frombuffer(frame, layout.DENSE_DTYPE, dense.size, dense_at).reshape(dense.shape)[:] = dense
     checksums = _row_checksums(memoryview(frame)[entries_at:], kinds, counts, width)
     pack, at = layout.REPLY_ROW.codec.pack_into, rows_at
-    columns = zip(checksums, message.tokens.reshape(-1).tolist(), row_masses(message, kinds), counts, kinds, strict=True)
+    columns = zip(
+        checksums, message.tokens.reshape(-1).tolist(), row_masses(message, kinds), counts, kinds, strict=True
+    )
     for row in columns:
         pack(frame, at, *row)
         at += layout.REPLY_ROW.size

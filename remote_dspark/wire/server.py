@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from remote_dspark.wire.address import Address, parse_address, require_protected, tune
-from remote_dspark.wire.connection import Connection, ServerDeadlines
+from remote_dspark.wire.connection import Connection
 from remote_dspark.wire.control import require_hello
 from remote_dspark.wire.counters import new_counters
+from remote_dspark.wire.deadlines import ServerDeadlines
 from remote_dspark.wire.errors import TooManyConnectionsError
 from remote_dspark.wire.handler import DrafterHandler
 from remote_dspark.wire.kinds import Role

@@ -8,7 +8,6 @@ Not thread-safe; time comes from outside (`expire`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +37,7 @@ from remote_dspark.wire.messages import (
 from remote_dspark.wire.prefix import EMPTY_PREFIX, extend_prefix
 from remote_dspark.wire.slots import Batch, Slot
 from remote_dspark.wire.table import CONNECTION, BatchEvent, BatchState, ConnectionState, SlotEvent, SlotState
+from remote_dspark.wire.unanswered import Unanswered
 
 
 class Session:
@@ -64,7 +64,7 @@ class Session:
         self.batches = [Batch(index) for index in range(NUM_BATCH_SLOTS)]
         self._limits: Limits | None = None
         self._agreed: Hello | None = None
-        self._awaited: Counter[tuple[int, int, int]] = Counter()
+        self._unanswered = Unanswered()
         self._apply: dict[FrameType, Callable[[Any, Role], None]] = {
             FrameType.HELLO: self._hello,
             FrameType.OPEN: self._open,
@@ -203,7 +203,7 @@ class Session:
         slot.move(SlotEvent.OPEN)
         self._occupy(slot, message.generation)
         slot.opened, slot.context_version = message, message.context_version
-        self._await(FrameType.OPEN, slot)
+        self._unanswered.add(FrameType.OPEN, slot.index, slot.generation)
 
     def _state(self, message: State, sender: Role) -> None:
         slot = self._slot(message.slot)
@@ -213,7 +213,7 @@ class Session:
         self.credits -= 1
         slot.prefix = extend_prefix(slot.prefix, message.token_ids)
         slot.position += int(message.token_ids.size)
-        self._await(FrameType.STATE, slot)
+        self._unanswered.add(FrameType.STATE, slot.index, slot.generation)
 
     def _commit(self, message: Commit, sender: Role) -> None:
         slot = self._slot(message.slot)
@@ -232,14 +232,14 @@ class Session:
         self._occupy(slot, message.new_generation)
         if message.keep_position:
             slot.position, slot.prefix = position, prefix
-        self._await(FrameType.RESET, slot)
+        self._unanswered.add(FrameType.RESET, slot.index, slot.generation)
 
     def _cancel(self, message: Cancel, sender: Role) -> None:
         slot = self._slot(message.slot)
         slot.require_generation(message.generation)
         slot.move(SlotEvent.CANCEL)
         self._leave(slot)
-        self._await(FrameType.CANCEL, slot)
+        self._unanswered.add(FrameType.CANCEL, slot.index, slot.generation)
 
     def _occupy(self, slot: Slot, generation: int) -> None:
         slot.generation, slot.next_round = generation, 0
@@ -289,13 +289,8 @@ class Session:
         if message.acknowledges is FrameType.STEP:
             self._complete_step(message)
             return
-        key = (message.acknowledges, message.slot, message.generation)
-        if not self._awaited[key]:
-            raise errors.UnexpectedFrameError(
-                f"COMPLETE of {message.acknowledges.name} for slot {message.slot}, generation {message.generation}: "
-                "nothing of that kind is unanswered"
-            )
-        self._answered(key)
+        self._unanswered.require(message.acknowledges, message.slot, message.generation)
+        self._unanswered.settle(message.acknowledges, message.slot, message.generation)
         if message.acknowledges is FrameType.STATE:
             self._return_credits(message.credits)
 
@@ -334,7 +329,7 @@ class Session:
         if message.slot >= len(self.slots) or self.slots[message.slot].generation != message.generation:
             return
         slot = self.slots[message.slot]
-        self._answered((message.acknowledges, slot.index, slot.generation))
+        self._unanswered.settle(message.acknowledges, slot.index, slot.generation)
         is_refused_open = message.acknowledges == FrameType.OPEN and slot.state is SlotState.OPEN
         slot.move(SlotEvent.CANCEL if is_refused_open else SlotEvent.FAIL)
 
@@ -378,14 +373,6 @@ class Session:
 
     def _nothing(self, message: Ping | Drain, sender: Role) -> None:
         """PING and DRAIN move nothing but the connection."""
-
-    def _await(self, frame_type: FrameType, slot: Slot) -> None:
-        self._awaited[frame_type, slot.index, slot.generation] += 1
-
-    def _answered(self, key: tuple[int, int, int]) -> None:
-        self._awaited[key] -= 1
-        if self._awaited[key] <= 0:
-            del self._awaited[key]
 
     def _slot(self, index: int) -> Slot:
         if index >= len(self.slots):
