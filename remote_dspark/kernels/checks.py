@@ -10,6 +10,7 @@ Not covered: speed, graphs (`graphs`), frequencies (`frequency`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class HeadCase:
 
     logits: torch.Tensor
     bias: torch.Tensor
-    fields: dict[str, torch.Tensor]
+    fields: dict[str, Any]
     vocab_size: int
 
 
@@ -99,7 +100,7 @@ def run_case(case: HeadCase, settings: HeadSettings, device: str) -> SampledRows
     num_rows = case.logits.shape[0]
     buffers = HeadBuffers(settings, 1, num_rows, device)
     buffers.poison()
-    control = pack_control(**case.fields).to(device)  # type: ignore[arg-type]
+    control = pack_control(**case.fields).to(device)
     launch_position(settings, buffers, 0, case.logits.to(device), case.bias.to(device), control)
     return buffers.rows(0)
 
@@ -235,7 +236,7 @@ def check_markov(
                 settings = _settings(vocab_size, tile, num_shards, Q_FLOOR_FIRST, 32, num_warps)
                 buffers = HeadBuffers(settings, 1, num_rows, device)
                 buffers.poison()
-                control = pack_control(**case.fields).to(device)  # type: ignore[arg-type]
+                control = pack_control(**case.fields).to(device)
                 arguments = (control, previous.to(device), w1.to(device), w2.to(device), slots.to(device), cache)
                 launch_markov_position(settings, buffers, 0, case.logits.to(device), *arguments, part=part)
                 found = buffers.rows(0)
@@ -264,10 +265,14 @@ class VerifyCase:
     count: torch.Tensor
     vocab_size: int
 
-    def arguments(self, device: str) -> tuple[torch.Tensor, ...]:
+    def arguments(
+        self, device: str
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """The tensors in the order of `launch_verify`, on a device."""
-        fields = (self.target, self.control, self.proposed, self.ids, self.q, self.count)
-        return tuple(field.to(device) for field in fields)
+        rows, drafts = (self.target, self.control), (self.proposed, self.ids, self.q, self.count)
+        target, control = (field.to(device) for field in rows)
+        proposed, ids, q, count = (field.to(device) for field in drafts)
+        return target, control, proposed, ids, q, count
 
 
 def make_verify_case(
@@ -329,7 +334,7 @@ def verify_mismatch(case: VerifyCase, settings: VerifierSettings, device: str) -
     problem = _weights_mismatch(case, weights)
     _, row_error = naive_verifier.target_weights(case.target[:, : case.vocab_size])
     wanted = naive_verifier.verify_weights(
-        weights, row_error, *(field.cpu() for field in arguments[1:]), num_shards=settings.tiling.num_shards
+        weights, row_error, *case.arguments("cpu")[1:], num_shards=settings.tiling.num_shards
     )
     for _ in range(2):
         buffers.poison()

@@ -2,7 +2,8 @@
 
 `emit_tile` keeps a tile's top k; `retire` counts the tile in; the program that retires last calls `finish_rows`: merge,
 normalise, allocate, draw, store. Everything after the exponential is integer arithmetic, so it does not matter which
-program that is. R rows are handled at once; R is 1 where a program owns one row.
+program that is. "Takes" lists the operands that need a word; constexprs are R rows, K entries, TILE columns, N merged
+candidates, DIRECT (see `selection.scatter`). R rows are handled at once; R is 1 where a program owns one row.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def emit_tile(
 ):
     """Stores the top k of one tile of R rows, packed as key << 16 | column, in ascending column.
 
-    Args:
+    Takes:
         keys: int32 [R, TILE] from `rounding.order_key`.
         candidate_ptrs: pointers [R] to int32 [K] of each row's tile; every entry is written.
         row_mask: bool [R], rows that exist.
@@ -76,7 +77,7 @@ def retire(counter_ptr, flag_ptrs, top, row_mask, R: tl.constexpr):
 
     The barrier orders the whole program's stores before the release of the one thread that adds.
 
-    Args:
+    Takes:
         counter_ptr: int32, retired tiles of these rows.
         flag_ptrs: pointers [R] to int32 `RowError` flags, 0 between launches.
         top: From `emit_tile`.
@@ -176,7 +177,7 @@ def merge_candidates(
 def allocate(weights, leader, R: tl.constexpr, K: tl.constexpr, FLOOR_FIRST: tl.constexpr):
     """Tickets of R rows: floor, then the remainder (DECISIONS 1).
 
-    Args:
+    Takes:
         weights: int64 [R, K], 0 in unused entries; the total of every row is positive.
         leader: int32 [R], index of rank 1.
 
@@ -186,8 +187,8 @@ def allocate(weights, leader, R: tl.constexpr, K: tl.constexpr, FLOOR_FIRST: tl.
     entries = entries_of(K, R)
     total = column(row_weight_sum(weights, R), R)
     scaled = weights << 24
-    # one Newton step makes the FP32 reciprocal good to 2**-40, so the product is within one of the quotient; the integer
-    # remainder then decides
+    # one Newton step makes the FP32 reciprocal good to 2**-40, so the product is within one of the quotient; the
+    # integer remainder then decides
     wide = total.to(tl.float64)
     inverse = (1.0 / total.to(tl.float32)).to(tl.float64)
     inverse = inverse * (2.0 - wide * inverse)
@@ -246,7 +247,7 @@ def finish_rows(
 ):
     """Merges, normalises, allocates, draws and stores R rows.
 
-    Args:
+    Takes:
         rows: int32 [R], row numbers.
         row_mask: bool [R].
         merged_ptr: int64 [B, K]: key << 32 | id, ascending id.

@@ -5,6 +5,8 @@ CUDA only. Kept apart from `checks`, which also runs where there are no graphs.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from remote_dspark.contract import Check
@@ -28,7 +30,7 @@ def check_graph_replays(device: str, vocab_size: int, *, tile: int, replays: int
         num_rows = graph.inputs.anchors.shape[0]
         logits = (torch.randn(depth, num_rows, vocab_size, generator=generator) * 3).to(torch.bfloat16)
         anchors = torch.randint(0, vocab_size, (num_rows,), generator=generator, dtype=torch.int32)
-        fields = {
+        fields: dict[str, Any] = {
             "tau": torch.full((num_rows,), 0.7),
             "keys": torch.tensor([derive_key(replay * 10 + row, 2) for row in range(num_rows)]),
             "rounds": torch.full((num_rows,), replay),

@@ -279,4 +279,4 @@ def dense_head(
 
     The reference for k = V; ``semantics`` is always `Q_STANDARD`.
     """
-    return sampled_head(logits, bias, k=logits.shape[1], semantics=Q_SEMANTICS[0], **inputs)  # type: ignore[arg-type]
+    return sampled_head(logits, bias, k=logits.shape[1], semantics=Q_SEMANTICS[0], **inputs)

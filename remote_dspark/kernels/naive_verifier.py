@@ -7,6 +7,8 @@ emitted. The sharded form chooses the shard by mass first, as ranks that own voc
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 from remote_dspark.contract import TICKET_BITS, TICKET_TOTAL, Domain
@@ -72,7 +74,7 @@ def draw_weighted(weights: torch.Tensor, draw64: int, num_shards: int = 1) -> in
 
 def _proposal_is_valid(ids: list[int], tickets: list[int], token: int, vocab_size: int) -> bool:
     """Whether the token can have been drawn from this row."""
-    ascending = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(ids))
     in_range = bool(ids) and ids[0] >= 0 and ids[-1] < vocab_size
     drawn = dict(zip(ids, tickets, strict=True)).get(token, 0) > 0
     return ascending and in_range and drawn and min(tickets) >= 0 and sum(tickets) == TICKET_TOTAL

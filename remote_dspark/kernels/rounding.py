@@ -64,7 +64,8 @@ def fixed_weight(exponent):
     The argument is reduced to [-ln2/2, ln2/2] in two FP32 parts, so the error of the hardware's 2**x does not grow with
     the distance from the maximum: at most 3 ulp of FP32 over the whole range, exactly 2**38 at 0.
     """
-    # below exp(-27) everything is 0, so the clamp changes nothing; it also keeps a refused row's NaN out of the integers
+    # below exp(-27) everything is 0, so the clamp changes nothing; it also keeps a refused row's NaN out of the
+    # integers
     bounded = tl.where(exponent > -60.0, tl.minimum(exponent, 0.0), -60.0)
     # adding 1.5 * 2**23 rounds to an integer and leaves it in the low bits: no conversion instructions, which are slow
     shifted = tl.math.fma(bounded, 1.4426950408889634, 12582912.0)

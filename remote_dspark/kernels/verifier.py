@@ -179,7 +179,7 @@ def _draw_from_row(
 ):
     """The token that a 64-bit draw falls on, in a row whose support entries lose ``lost`` (zero for p itself).
 
-    Args:
+    Takes:
         line_ptr: float32 target row.
         top: Its maximum.
         sums: int64 [T2], weights of each tile.
