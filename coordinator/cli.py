@@ -124,6 +124,10 @@ def run(argv: Sequence[str], application: Callable[..., Any] = app) -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return 130
+    except typer.Abort:
+        # A question that nobody answers (end of input, Ctrl-C at the prompt): nothing was done.
+        typer.echo("not answered; nothing was changed", err=True)
+        return 2
     except BrokenPipeError:
         return 0
     except Exception as error:  # noqa: BLE001 - the one edge where everything becomes an exit code

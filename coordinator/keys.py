@@ -51,7 +51,9 @@ def new_key(name: str, role: str, out: Path, *, json: bool) -> int:
     if json:
         print_json({"name": name, "role": role, "keyid": keyid, "public_key": public, "private_key_file": str(out)})
     else:
-        Reporter(SystemClock().utc).step(f"private key in {out} (0600); add this to the allowed-signers file:")
+        reporter = Reporter(SystemClock().utc)
+        reporter.step(f"private key in {out} (0600)")
+        reporter.step("add this to the allowed-signers file, whose first line is `version = 1`:")
         for line in entry.splitlines():
             write_line(sys.stdout, line)
     return int(ExitCode.DONE)
