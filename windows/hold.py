@@ -360,6 +360,9 @@ def exit_code(state: HoldState) -> ExitCode:
     codes = [_CAUSE_CODES[cause] for cause in state.causes]
     if state.has_ended:
         over = {ExitCode.LINK_LOST: ExitCode.INTERRUPTED, ExitCode.NOT_RESTORED: ExitCode.DONE}
+        if any(host.was_stopped for host in state.hosts):
+            # "Nothing was touched" would be untrue of a refusal that came after the first stop.
+            over[ExitCode.ADMISSION_REFUSED] = ExitCode.GATE_FAILED
         return combine([ExitCode.DONE, *(over.get(code, code) for code in codes)])
     if state.is_degraded:
         # Whoever holds it now owes the proof when ownership is lost; until then nobody knows: a person must look.

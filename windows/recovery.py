@@ -120,7 +120,7 @@ def _wind_up(state: HoldState) -> NextStep:
         return NextStep(
             NextKind.PERSON,
             "the hold is no longer ours: we may ask its hosts, not change them",
-            command=f'coordinator hold clear {state.hold_id} --reason "…"',
+            command=f'coordinator hold clear --hold {state.hold_id} --reason "…"',
         )
     held = [host.name for host in state.hosts if host.phase not in GONE]
     if held:
@@ -134,7 +134,7 @@ def _wind_up(state: HoldState) -> NextStep:
         return NextStep(
             NextKind.PERSON,
             "production is proven back; the hold stays degraded until a person has looked",
-            command=f'coordinator hold clear {state.hold_id} --reason "…"',
+            command=f'coordinator hold clear --hold {state.hold_id} --reason "…"',
         )
     return NextStep(
         NextKind.NOTE,
@@ -146,7 +146,7 @@ def _wind_up(state: HoldState) -> NextStep:
 
 def _recover(state: HoldState) -> str:
     """The command that does all of this."""
-    return f"coordinator hold recover {state.hold_id}"
+    return f"coordinator hold recover --hold {state.hold_id}"
 
 
 def doubtful_hosts(state: HoldState) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.errors import GateFailed, HardwareHeld, OwnershipLost
+from coordinator.errors import AdmissionRefused, GateFailed, HardwareHeld, OwnershipLost
 from coordinator.guard_client import GuardClient
 from coordinator.journal import read_journal
 from coordinator.session import open_sessions
@@ -56,7 +56,15 @@ def test_production_is_down_inside_and_back_after(small_site: SmallSite) -> None
         assert sessions[0].guard.call("status")["state"] == "free"
 
 
-@pytest.mark.parametrize(("error", "code"), [(GateFailed("gate"), ExitCode.GATE_FAILED), (KeyboardInterrupt(), 130)])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (GateFailed("gate"), ExitCode.GATE_FAILED),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+        # After a stop "nothing touched" (10) would be untrue.
+        (AdmissionRefused("late"), ExitCode.GATE_FAILED),
+    ],
+)
 def test_an_error_inside_restores_first(small_site: SmallSite, error: BaseException, code: int) -> None:
     """Red when an exception leaves the block before production is back."""
     with small_site.running() as (compiled, sessions):
