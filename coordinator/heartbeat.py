@@ -109,4 +109,8 @@ class Heartbeat:
                 next_step="find out whose it is; what was measured so far is void",
             )
         elif not result.get("holder_alive", True):
-            self._loss = OwnershipLost(f"{session.name}: the guard's holder is gone", where=session.name)
+            self._loss = OwnershipLost(
+                f"{session.name}: the guard's holder is gone",
+                where=session.name,
+                next_step="the host puts production back by itself: `coordinator hold status` until it says free",
+            )
