@@ -24,6 +24,7 @@ from remote_dspark.contract import (
     DraftMode,
 )
 from remote_dspark.target.errors import ConfigError
+from remote_dspark.wire.tls import TlsConfig
 
 PPM: Final = 1_000_000
 
@@ -58,6 +59,7 @@ class TargetConfig:
         max_queue: Requests waiting beyond those; more are refused with 503.
         wedge_after_s: No progress for this long with a request in flight is WEDGED.
         drain_timeout_s: Bound of finishing requests after SIGTERM.
+        tls: Pinned mutual TLS to the drafter, or None on loopback and Unix sockets.
     """
 
     path: Path
@@ -84,6 +86,7 @@ class TargetConfig:
     max_queue: int
     wedge_after_s: float
     drain_timeout_s: float
+    tls: TlsConfig | None
 
 
 def load_config(path: Path) -> TargetConfig:
@@ -105,7 +108,7 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Target
     root = _Table(path, "", document)
     mode = root.choice("mode", [m.value for m in DraftMode], DraftMode.OFF.value)
     model, listen, drafter = root.table("model"), root.table("listen"), root.table("drafter")
-    limits = root.table("limits", required=False)
+    limits, tls = root.table("limits", required=False), root.table("tls", required=False)
     folder = model.path("path")
     config = TargetConfig(
         path=path,
@@ -132,20 +135,34 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Target
         max_queue=limits.integer("max_queue", 64, low=0, high=4096),
         wedge_after_s=limits.number("wedge_after_s", 30.0),
         drain_timeout_s=limits.number("drain_timeout_s", 30.0),
+        tls=_tls(tls) if tls else None,
     )
-    for table in (root, model, listen, drafter, limits):
+    for table in (root, model, listen, drafter, limits, tls):
         table.require_all_read()
     return config
 
 
+def _tls(table: _Table) -> TlsConfig:
+    """The same words as the worker's table, seen from this end."""
+    return TlsConfig(
+        cert_path=str(table.path("cert")),
+        key_path=str(table.path("key")),
+        peers_path=str(table.path("peers")),
+        peer_fingerprints=frozenset(table.texts("peer_fingerprints")),
+    )
+
+
 class _Table:
-    """One TOML table; remembers what was read, so that unknown keys can be refused."""
+    """One TOML table; remembers what was read, so that unknown keys can be refused. Empty is false."""
 
     def __init__(self, path: Path, name: str, document: Mapping[str, Any]) -> None:
         self._path = path
         self._name = name
         self._document = document
         self._read: set[str] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._document)
 
     def __contains__(self, key: str) -> bool:
         return key in self._document
@@ -172,6 +189,12 @@ class _Table:
         if not isinstance(found, str) or not found:
             self._refuse(key, "a non-empty string", found)
         return str(found)
+
+    def texts(self, key: str) -> list[str]:
+        found = self._take(key, None)
+        if not isinstance(found, list) or not found or not all(isinstance(item, str) for item in found):
+            self._refuse(key, "a list of strings", found)
+        return list(found)
 
     def path(self, key: str, default: Path | None = None) -> Path:
         return (self._path.parent / self.text(key, None if default is None else str(default))).resolve()

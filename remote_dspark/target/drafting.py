@@ -224,6 +224,7 @@ class DraftLink:
         return DrafterClient.connect(
             self._config.drafter_address,
             self._hello,
+            self._config.tls,
             timeout_s=self._config.step_timeout_s,
             tap=self._recording.tap() if self._recording else None,
             heartbeat_s=HEARTBEAT_S,

@@ -61,12 +61,12 @@ class ServerPair:
         self.await_state("ready")
         return self
 
-    def start_worker(self) -> None:
+    def start_worker(self, extra: str = "") -> None:
         config = self.folder / "worker.toml"
         config.write_text(
             f'modes = ["{self.mode}"]\n[model]\npath = "{TINY}/drafter"\ntarget = "{self.target_model}"\n'
             f'tokenizer = "{TINY}/target/tokenizer.json"\n[listen]\naddress = "{self.address}"\n'
-            '[metrics]\naddress = "127.0.0.1:0"\n'
+            f'[metrics]\naddress = "127.0.0.1:0"\n{extra}\n'
         )
         if self.worker is not None:
             self.worker.stop()

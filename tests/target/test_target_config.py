@@ -13,6 +13,7 @@ import pytest
 from remote_dspark.contract import DraftMode
 from remote_dspark.target.config import load_config
 from remote_dspark.target.errors import ConfigError
+from remote_dspark.wire.tls import TlsConfig
 
 GOOD = """
 [model]
@@ -23,6 +24,7 @@ port = 0
 address = "127.0.0.1:9"
 checkpoint = "drafter"
 """
+TLS = '[tls]\ncert = "c"\nkey = "k"\npeers = "p"\n'
 
 
 def write(folder: Path, text: str) -> Path:
@@ -38,6 +40,13 @@ def test_defaults_are_off_and_paths_are_relative_to_the_file(tmp_path: Path) -> 
     assert config.tokenizer == tmp_path / "model" / "tokenizer.json"
     assert (config.depth, config.draft_temperature_ppm, config.max_requests) == (5, 700_000, 4)
     assert config.sha256 == hashlib.sha256(GOOD.encode()).hexdigest()
+
+
+def test_the_tls_table_has_the_words_of_the_worker(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, GOOD)).tls is None
+    tls = load_config(write(tmp_path, GOOD + TLS + 'peer_fingerprints = ["aa", "bb"]\n')).tls
+    expected = TlsConfig(str(tmp_path / "c"), str(tmp_path / "k"), str(tmp_path / "p"), frozenset({"aa", "bb"}))
+    assert tls == expected
 
 
 @pytest.mark.parametrize(
@@ -58,6 +67,9 @@ def test_defaults_are_off_and_paths_are_relative_to_the_file(tmp_path: Path) -> 
         ('checkpoint = "drafter"', 'checkpoint = "drafter"\ntemperature = "1e-9"', "drafter.temperature", "'1e-9'"),
         ('checkpoint = "drafter"', 'checkpoint = "drafter"\nretries = 2', "drafter.retries", "'retries'"),
         ("[drafter]", "[limits]\nmax_requests = 5\n[drafter]", "limits.max_requests", "5"),
+        ("[drafter]", '[tls]\ncert = "c"\nkey = "k"\n[drafter]', "tls.peers", "nothing"),
+        ("[drafter]", f"{TLS}peer_fingerprints = []\n[drafter]", "tls.peer_fingerprints", "[]"),
+        ("[drafter]", f'{TLS}peer_fingerprints = ["a"]\nca = "x"\n[drafter]', "tls.ca", "'ca'"),
         ("[drafter]", "[limits]\nwedge_after_s = 0\n[drafter]", "limits.wedge_after_s", "0"),
     ],
 )
