@@ -29,6 +29,8 @@ _BEAT_S = 1.0
 def run_campaign_command(site: Path, plan: Path, store: Path, policy: str, *, json: bool) -> int:
     """Run a plan on the site's hosts: a first hold, or a whole campaign with its admission."""
     compiled = compile_files(site, plan)
+    # Before any host: a name that is wrong here must not be found out after two holds.
+    policy_file = policy_path(policy)
     with ExitStack() as stack:
         campaign = _opened(stack, compiled, site, plan, store, json=json)
         if compiled.plan.purpose is Purpose.FIRST_HOLD:
@@ -38,7 +40,7 @@ def run_campaign_command(site: Path, plan: Path, store: Path, policy: str, *, js
         else:
             result = campaign.run()
             if result.comparison is not None:
-                result.admissions.append(campaign.admit(policy_path(policy)))
+                result.admissions.append(campaign.admit(policy_file))
         campaign.verify_store(result)
     if json:
         print_json(result.to_document())

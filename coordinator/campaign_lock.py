@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from coordinator.clock import Clock
-from coordinator.errors import HardwareHeld
+from coordinator.errors import HardwareHeld, UsageError
 
 
 @contextmanager
@@ -26,17 +26,25 @@ def campaign_lock(folder: Path, what: str, clock: Clock) -> Iterator[None]:
 
     Raises:
         HardwareHeld: Another process has it; the message names it.
+        UsageError: The folder cannot be made or written.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     note = folder / "campaign.json"
     lock = FileLock(folder / "campaign.lock", timeout=0)
     try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock.acquire()
     except Timeout as error:
         raise HardwareHeld(
             f"another campaign runs here: {_holder(note)}",
             where=str(folder),
             next_step="wait for it, or interrupt it (Ctrl-C restores production first)",
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            f"this folder cannot be used: {error.strerror}",
+            where=str(folder),
+            expected="a folder that you can write",
+            next_step="name another one (rehearse: --state, or XDG_STATE_HOME; campaign: --store)",
         ) from error
     try:
         holder = {

@@ -29,7 +29,15 @@ def policy_path(name: str) -> Path:
     given = Path(name)
     if given.suffix == ".toml":
         return _first(given)
-    return _first(_CHECKOUT / "policies" / f"{name}.toml", _PACKAGE / "data" / "policies" / f"{name}.toml")
+    folder = _first(_CHECKOUT / "policies", _PACKAGE / "data" / "policies")
+    shipped = {path.stem: path for path in folder.glob("*.toml")}
+    if name not in shipped:
+        raise UsageError(
+            "no policy of this name ships with this version",
+            expected=f"one of {', '.join(sorted(shipped))}, or a path that ends in .toml",
+            found=name,
+        )
+    return shipped[name]
 
 
 def _first(*candidates: Path) -> Path:

@@ -17,6 +17,7 @@ from coordinator.campaign_result import CampaignResult
 from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
 from coordinator.data import load_manifest, policy_path, tiny_pair
+from coordinator.errors import UsageError
 from coordinator.local import LocalHost
 from coordinator.production import production, require_free
 from coordinator.rehearsal_site import (
@@ -114,8 +115,16 @@ def prepare(root: Path, state_dir: Path, clock: Clock, *, quick: bool) -> Files:
     stamp = clock.utc()[:19].replace("-", "").replace(":", "").lower()
     run = root / f"run-{stamp}-{os.getpid()}"
     work = run / "work"
-    work.mkdir(parents=True)
-    (run / "logs").mkdir()
+    try:
+        work.mkdir(parents=True)
+        (run / "logs").mkdir()
+    except OSError as error:
+        raise UsageError(
+            f"the rehearsal's folder cannot be made: {error.strerror}",
+            where=str(run),
+            expected="a folder that you can write",
+            next_step="name another one with --dir",
+        ) from error
     package = stage_package(LocalHost(HOST), sys.executable, str(work)).path
     layout = Layout(run, state_dir, sys.executable, package, tiny_pair(), load_manifest())
     ports = free_ports(6)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import run
+from tests.coordinator.conftest import SmallSite
 
 
 def test_a_question_without_an_answer_changes_nothing(
@@ -19,3 +20,28 @@ def test_a_question_without_an_answer_changes_nothing(
     assert run(["init", str(tmp_path)]) == 2
     assert mine.read_text() == "# mine\n"
     assert "internal error" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--state", "--dir"])
+def test_a_folder_that_cannot_be_used_is_named(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("a file, not a folder")
+    folders = {"--state": tmp_path / "state", "--dir": tmp_path / "dir", option: taken}
+    assert run(["rehearse", *(word for name, path in folders.items() for word in (name, str(path)))]) == 2
+    said = capsys.readouterr().err
+    assert "internal error" not in said
+    assert str(taken) in said
+    assert option in said
+
+
+def test_a_campaign_with_an_unknown_policy_ends_before_any_host(
+    small_site: SmallSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, plan = small_site.write()
+    store = tmp_path / "store"
+    words = ["campaign", "--site", str(site), "--plan", str(plan), "--store", str(store), "--policy", "liv"]
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert "one of first-hold, live, rehearsal" in said
+    assert not store.exists()
+    assert not list((small_site.root / "state").iterdir())
