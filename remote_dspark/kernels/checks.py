@@ -17,7 +17,8 @@ import torch
 
 from remote_dspark.contract import Q_FLOOR_FIRST, WEIGHT_ONE, Check
 from remote_dspark.kernels import naive, naive_verifier
-from remote_dspark.kernels.markov_head import fill_bias_rows, launch_markov_position
+from remote_dspark.kernels.markov_head import launch_markov_position
+from remote_dspark.kernels.markov_product import fill_bias_rows
 from remote_dspark.kernels.rows import RowError, SampledRows, pack_control
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling, launch_position
 from remote_dspark.kernels.verifier import VerifierBuffers, VerifierSettings, emitted_weights, launch_verify

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from remote_dspark.kernels.draws import philox4x32
-from remote_dspark.kernels.verifier import accept
+from remote_dspark.kernels.verifier_kernels import accept
 
 
 @triton.jit

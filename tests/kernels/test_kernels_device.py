@@ -145,6 +145,20 @@ def test_device_philox_and_acceptance_boundaries(device):
     ]
 
 
+def test_more_than_four_uncached_rows_in_one_launch_refuse(device):
+    from remote_dspark.kernels.markov_head import launch_markov_position
+    from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling
+
+    settings = HeadSettings(Tiling(64, 64))
+    rows = torch.zeros((5, 64), dtype=torch.bfloat16)
+    weights = torch.zeros((64, 32), dtype=torch.bfloat16)
+    control, words = torch.zeros((5, 16), dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    with pytest.raises(ValueError, match="in groups"):
+        launch_markov_position(
+            settings, HeadBuffers(settings, 1, 5, "cpu"), 0, rows, control, words[:5], weights, weights, words, rows
+        )
+
+
 def test_settings_refuse_what_no_kernel_was_built_for(device):
     from remote_dspark.kernels.sampled_head import HeadSettings, Tiling
     from remote_dspark.kernels.verifier import VerifierSettings
