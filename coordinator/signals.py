@@ -1,10 +1,13 @@
 """Interruption as a value: the first signal asks the run to stop at its next safe point, and nothing skips the restore.
 
-SIGINT, SIGTERM and SIGHUP set a flag. A second signal changes nothing: production comes back first.
+SIGINT, SIGTERM and SIGHUP set a flag. The first one is acknowledged at once on stderr; a second changes
+nothing: production comes back first.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 from types import FrameType
 
@@ -34,6 +37,10 @@ class InterruptFlag:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested is None:
             self.requested = signal.Signals(number)
+            # Not through the Reporter, which this may have interrupted in a line; a closed stderr changes nothing.
+            text = f"{self.requested.name}: ending; production comes back first, another one changes nothing\n"
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode())
 
     def check(self) -> None:
         """A safe point.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli import run
+from coordinator.errors import Interrupted
+from coordinator.signals import InterruptFlag
 from tests.coordinator.conftest import SmallSite
 
 
@@ -45,3 +48,14 @@ def test_a_campaign_with_an_unknown_policy_ends_before_any_host(
     assert "one of first-hold, live, rehearsal" in said
     assert not store.exists()
     assert not list((small_site.root / "state").iterdir())
+
+
+def test_an_interruption_is_acknowledged_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with InterruptFlag() as flag:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            flag.check()
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("SIGTERM: ending; production comes back first")
