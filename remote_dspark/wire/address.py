@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from remote_dspark.wire.errors import PlainTransportError
 
@@ -71,3 +73,30 @@ def tune(sock: socket.socket) -> None:
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+async def connect_socket(address: Address) -> socket.socket:
+    """A connected non-blocking socket, which the caller closes; every address of a name is tried in order.
+
+    Raises:
+        OSError: of the last address tried.
+    """
+    loop = asyncio.get_running_loop()
+    found: list[tuple[int, Any]] = [(socket.AF_UNIX, address.path)]
+    if not address.path:
+        answers = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        found = [(family, where) for family, _, _, _, where in answers]
+    failure: OSError = OSError(f"{address} has no address")
+    for family, where in found:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, where)
+        except BaseException as error:
+            sock.close()
+            if not isinstance(error, OSError):
+                raise
+            failure = error
+        else:
+            return sock
+    raise failure

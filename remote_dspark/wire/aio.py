@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
-from remote_dspark.wire.address import parse_address, require_protected, tune
+from remote_dspark.wire.address import connect_socket, parse_address, require_protected, tune
 from remote_dspark.wire.errors import RemoteProtocolError
 from remote_dspark.wire.kinds import FrameType, Role
 from remote_dspark.wire.limits import Limits
@@ -67,17 +68,20 @@ class AsyncDrafterClient(asyncio.Protocol):
                 "ssl_handshake_timeout": timeout_s,
                 "ssl_shutdown_timeout": 1.0,
             }
-        loop = asyncio.get_running_loop()
+        sock: socket.socket | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                if where.path:
-                    await loop.create_unix_connection(lambda: client, where.path, **options)
-                else:
-                    await loop.create_connection(lambda: client, where.host, where.port, **options)
+                sock = await connect_socket(where)
+                await asyncio.get_running_loop().create_connection(lambda: client, sock=sock, **options)
                 await client._send(hello)
                 await client._wait(lambda: client._mailbox.session.state is ConnectionState.READY)
         except BaseException:
             await client.aclose()
+            if sock is not None:
+                # A handshake that was refused never became a connection of ours: the library would leave its socket
+                # to a later turn of the loop, which may not come. Its transport goes in the turn that we wait for.
+                await asyncio.sleep(0)
+                sock.close()
             raise
         return client
 
