@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.errors import AdmissionRefused
 from coordinator.store import ReceiptId, Store
+from coordinator.store_verify import describe, verify_store
 from receipts.errors import ReceiptError
 from receipts.evidence import age_s
 from receipts.fields import Kind, Outcome
@@ -84,6 +85,14 @@ def read_all(store: Store) -> list[tuple[ReceiptId, Predicate]]:
     """
     if not (store.path / "HEAD").exists():
         return []
+    verified = verify_store(store.path)
+    if not verified.is_whole:
+        first = describe(verified.report.findings[0]) if verified.report.findings else "it is empty"
+        raise AdmissionRefused(
+            f"the receipt store does not verify: {first}",
+            where=str(store.path),
+            next_step="`coordinator receipts verify` names every fault; a damaged store admits nothing",
+        )
     try:
         receipts = [read_receipt(entry.content) for entry in store.entries()]
     except ReceiptError as error:

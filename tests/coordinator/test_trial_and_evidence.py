@@ -129,6 +129,15 @@ def test_near_misses_refuse_and_say_why(
     assert why in caught.value.found
 
 
+def test_a_damaged_store_has_no_evidence(writer: EvidenceWriter) -> None:
+    """Red when evidence is taken from a store whose chain is not whole."""
+    write_budget(writer, 50)
+    write_budget(writer, 60)
+    sorted((writer.store.path / "receipts").iterdir())[0].unlink()
+    with pytest.raises(AdmissionRefused, match="does not verify"):
+        find_evidence(writer.store, [required()], source_sha256=SOURCE, now_utc="2026-05-01T01:00:00Z")
+
+
 def test_no_store_has_no_evidence(tmp_path: Path) -> None:
     with pytest.raises(AdmissionRefused, match="no host was contacted"):
         find_evidence(Store(tmp_path / "none"), [required()], source_sha256=SOURCE, now_utc="2026-05-01T01:00:00Z")
