@@ -16,6 +16,9 @@ from typing import Any, TextIO
 
 _BIDI = {chr(code) for code in (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
+_PLAIN = str.maketrans("─│├└", "-||`")
+"""Lines of tables and trees for an encoding that has none."""
+
 
 def inert(text: str) -> str:
     """``text`` with everything that could move a cursor, colour a line or reorder it written as an escape."""
@@ -32,7 +35,7 @@ def write_line(stream: TextIO, text: str) -> None:
         stream.write(text + "\n")
         stream.flush()
     except UnicodeEncodeError:
-        stream.write(text.encode("ascii", "backslashreplace").decode("ascii") + "\n")
+        stream.write(text.translate(_PLAIN).encode("ascii", "backslashreplace").decode("ascii") + "\n")
     except (BrokenPipeError, ValueError):
         _detach(stream)
 

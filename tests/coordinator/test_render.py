@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
 import pytest
 
-from coordinator.render import inert, table_lines
+from coordinator.render import inert, table_lines, write_line
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,14 @@ def test_a_closed_pipe_does_not_stop_the_program() -> None:
     assert process.stderr.read().strip() == "reached the end"
     process.stderr.close()
     assert process.wait(20) == 0
+
+
+def test_a_table_in_an_encoding_without_lines_is_still_a_table() -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    for line in table_lines("t", ("host", "what"), [("├─ here", "é")]):
+        write_line(stream, line)
+    stream.seek(0)
+    shown = stream.read()
+    assert "\\u2500" not in shown
+    assert "|- here" in shown
+    assert "\\xe9" in shown
