@@ -63,6 +63,8 @@ def status_rows(statuses: dict[str, Json], site: Path) -> list[tuple[str, str, s
                     f"{seconds(hold['heartbeat_age_s'])} ago; the host acts in {seconds(hold['fires_in_s'])}",
                 ),
             ]
+            if hold.get("dead_man_alive") is False:
+                facts.append(("dead-man", "NOT RUNNING: without systemd on the host, nobody restores if we do not"))
         facts.append(("stopped", ", ".join(status.get("stopped", ())) or "nothing"))
         if status["in_debt"]:
             debt = status.get("debt") or {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -79,3 +81,14 @@ def test_a_free_host_needs_nothing(small_site: SmallSite) -> None:
     with small_site.running() as (_, sessions):
         rows = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
     assert rows[-1][1:] == ("next", "nothing to do")
+
+
+def test_status_says_that_the_dead_man_is_gone(small_site: SmallSite) -> None:
+    with small_site.running() as (compiled, sessions), small_site.window(compiled, sessions) as window:
+        window.open()
+        before = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
+        record = Path(sessions[0].spec.state_dir) / "holds" / window.hold_id / "deadman.json"
+        os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+        after = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
+    assert "dead-man" not in [row[1] for row in before]
+    assert "NOT RUNNING" in dict(row[1:] for row in after)["dead-man"]
