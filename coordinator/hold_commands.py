@@ -122,7 +122,17 @@ def end_hold(
         code = combine([outcome[1] for outcome in outcomes] + [error.exit_code for error in lost.values()])
         documents = {session.name: outcome[0] for session, outcome in zip(knowing, outcomes, strict=True)}
         documents |= {name: _not_asked(error) for name, error in lost.items()}
-        _receipt(writer, verb, hold, reason, knowing, documents, code, started)
+        try:
+            _receipt(writer, verb, hold, reason, knowing, documents, code, started)
+        except OSError as error:
+            # What became of production is what the person needs now; the same command writes the receipt later.
+            reporter.error(
+                [
+                    f"no receipt was written: {error.strerror}",
+                    f"  where: {store_path}",
+                    "  next: the same command again with --store and a folder that you can write",
+                ]
+            )
     if json:
         print_json({"hold_id": hold, "verb": verb, "exit_code": int(code), "hosts": documents})
     else:

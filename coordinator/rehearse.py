@@ -63,7 +63,9 @@ def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None
         )
         site, _ = read_site(files.site)
         with open_sessions(site, clock) as sessions:
-            require_free(sessions, root / "latest" / "site.toml")
+            require_free(sessions, files.site)
+            # Only now: a refused rehearsal must not take the name from the run whose receipts a person wants to read.
+            point_latest(root / "latest", files.site.parent)
             for session in sessions:
                 stage_programs(session)
             with production(sessions, reporter):
@@ -134,7 +136,7 @@ def prepare(root: Path, state_dir: Path, clock: Clock, *, quick: bool) -> Files:
         "A": write_server_files(layout, prefix="arm-a", mode=DraftMode.OFF, ports=arm_ports),
         "B": write_server_files(layout, prefix="arm-b", mode=DraftMode.ON, ports=arm_ports),
     }
-    files = Files(
+    return Files(
         site=write_toml(run / "site.toml", site_document(layout, drafter, target, production_ports)),
         first_plan=write_toml(run / "plan-first-hold.toml", first_hold_document()),
         plan=write_toml(run / "plan.toml", campaign_document(layout, arms, arm_ports[2], quick=quick)),
@@ -142,8 +144,6 @@ def prepare(root: Path, state_dir: Path, clock: Clock, *, quick: bool) -> Files:
         journals=run / "journals",
         keep=run / "raw",
     )
-    point_latest(root / "latest", run)
-    return files
 
 
 def point_latest(link: Path, run: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from coordinator.clock import SystemClock
 from coordinator.errors import GateFailed, HardwareHeld
-from coordinator.hold_commands import status_rows
+from coordinator.hold_commands import end_hold, status_rows
 from coordinator.production import TRIAL_PREFIX, production, require_free
 from coordinator.rehearsal_site import free_ports
 from coordinator.render import Reporter
@@ -92,3 +92,20 @@ def test_status_says_that_the_dead_man_is_gone(small_site: SmallSite) -> None:
         after = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
     assert "dead-man" not in [row[1] for row in before]
     assert "NOT RUNNING" in dict(row[1:] for row in after)["dead-man"]
+
+
+def test_recovery_without_a_place_for_its_receipt_still_says_what_became_of_production(
+    small_site: SmallSite, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "a-file"
+    taken.write_text("")
+    with small_site.running() as (compiled, sessions):
+        with small_site.window(compiled, sessions) as window:
+            window.open()
+        code = end_hold(
+            tmp_path / "site.toml", taken / "store", verb="recover", hold_id=window.hold_id, reason="test", json=False
+        )
+    said = capsys.readouterr()
+    assert code == 0
+    assert "no receipt was written" in said.err
+    assert window.hold_id in said.out
