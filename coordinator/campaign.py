@@ -104,6 +104,7 @@ class Campaign:
 
     def measure_steps(self, session: HostSession) -> None:
         """Time the plan's programs once outside a hold (rehearsals only); leaves their budget receipt."""
+        self.interrupt.check()
         started = self.writer.now()
         self.reporter.step("trial: time the plan's programs once, outside a hold", host=session.name)
         measured = measure_steps(self, session)
