@@ -21,6 +21,9 @@ from coordinator.ssh import SshHost, SshTarget
 from tests.hosts.lab import Lab
 from tests.hosts.machine import Machine, system, wait_for
 
+PYTHON = str(Path(sys.executable).resolve())
+"""The interpreter behind the environment: a test host has a /tmp of its own, where a clone may live."""
+
 NOTICED_S = 6.0
 SLACK_S = 1.5
 
@@ -87,7 +90,7 @@ def test_exit_code_and_streams(host: Host) -> None:
 def test_arguments_arrive_as_they_were(host: Host) -> None:
     """Red when any shell on the way reads an argument."""
     hard = ["a b", "$HOME", "`id`", "'", '"', "\\", "*", "", "-n", "é\u202e", "x\ny", "%i", "!"]
-    result = host.run([sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *hard], timeout_s=20)
+    result = host.run([PYTHON, "-c", "import sys; print(ascii(sys.argv[1:]))", *hard], timeout_s=20)
     assert result.stdout.endswith(f"{hard!a}\n".encode())
 
 
