@@ -204,7 +204,10 @@ class AsyncDrafterClient(asyncio.Protocol):
         return self._batch
 
     def close(self) -> None:
-        """Ends the connection; the worker frees every slot of the session. Idempotent."""
+        """Ends the connection; the worker frees every slot of the session. Idempotent.
+
+        The socket goes when the loop has said goodbye; a loop that is about to end needs `aclose`.
+        """
         self._fail(ConnectionError("this client was closed"))
         if self._transport is not None:
             self._transport.close()

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from remote_dspark.wire import errors, validate
-from remote_dspark.wire.codec import FrameReader
+from remote_dspark.wire.codec import Buffer, FrameReader
 from remote_dspark.wire.counters import DEADLINE, count
 from remote_dspark.wire.deadlines import ServerDeadlines, Watch
 from remote_dspark.wire.errors import LocalProtocolError, ProtocolError, RemoteProtocolError, Scope
@@ -47,10 +47,11 @@ QUEUE_FRAMES = 64
 """Frames that may wait for a busy handler before reading pauses; STATE is bounded by its credits already."""
 
 QUEUE_BYTES = 16 << 20
+READ_BYTES = 1 << 18
 WRITE_HIGH_WATER = 1 << 20
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """See the module's rules. ``on_end`` is called once with this connection after ``on_disconnect``."""
 
     def __init__(
@@ -78,6 +79,8 @@ class Connection(asyncio.Protocol):
         self._on_end = on_end
         self._tap = tap
         self._reader = FrameReader()
+        # Received into in place: the plain protocol would allocate as much for every read.
+        self._received = memoryview(bytearray(READ_BYTES))
         self._queue: deque[bytearray] = deque()
         self._queued_bytes = 0
         self._is_busy = False
@@ -91,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._gone = asyncio.Event()
 
-    # -- asyncio.Protocol -----------------------------------------------------------------------------------------
+    # -- asyncio.BufferedProtocol ---------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admits the peer, then waits for HELLO."""
@@ -104,8 +107,16 @@ class Connection(asyncio.Protocol):
             return
         self._reading.arm(self._deadlines.hello_s, "no HELLO in time")
 
-    def data_received(self, data: bytes) -> None:
-        """Cuts frames and handles them."""
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next bytes go; `buffer_updated` leaves nothing behind in it."""
+        return self._received
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes came."""
+        self.data_received(self._received[:nbytes])
+
+    def data_received(self, data: Buffer) -> None:
+        """Cuts frames and handles them; ``data`` is not kept."""
         try:
             for frame in self._reader.feed(data):
                 if self._is_over:
@@ -260,7 +271,10 @@ class Connection(asyncio.Protocol):
             )
 
     def _reply(self, step: Step, result: object) -> None:
-        """REPLY and COMPLETE in one write, or a refusal: a wrong reply is refused here, not at the client."""
+        """REPLY, then COMPLETE, or a refusal: a wrong reply is refused here, not at the client.
+
+        REPLY leaves before COMPLETE is made, so that the client reads the one while the other is on its way.
+        """
         try:
             if not isinstance(result, Reply):
                 raise LocalProtocolError("wrong_reply_shape", f"on_step returned {type(result).__name__}, not a Reply")
@@ -270,6 +284,7 @@ class Connection(asyncio.Protocol):
             log.error("reply to batch %d refused before sending: %s", step.batch, error)
             self._refuse(step, DrafterRefusal(error.code, str(error)))
             return
+        self._emit(frame)
         batch, first = self.session.batches[step.batch_slot], step.requests[0]
         done = Complete(
             session=self.session.session,
@@ -285,7 +300,7 @@ class Connection(asyncio.Protocol):
             reply_size_bytes=batch.reply_size_bytes,
             reply_digest=batch.reply_digest,
         )
-        self._emit(frame, self.session.send(done))
+        self._write(done)
 
     def _refuse(self, message: Message, refusal: DrafterRefusal) -> None:
         """A worker's refusal of one frame."""
@@ -321,12 +336,11 @@ class Connection(asyncio.Protocol):
     def _write(self, message: Message) -> None:
         self._emit(self.session.send(message))
 
-    def _emit(self, *frames: bytearray) -> None:
+    def _emit(self, frame: bytearray) -> None:
         if self._tap is not None:
-            for frame in frames:
-                self._tap(Role.SERVER, frame)
+            self._tap(Role.SERVER, frame)
         if self._transport is not None and not self._is_over:
-            self._transport.writelines(frames)
+            self._transport.write(frame)
 
     # -- bounds ---------------------------------------------------------------------------------------------------
 

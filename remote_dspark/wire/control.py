@@ -206,10 +206,11 @@ def require_step(message: Step) -> None:
     _require(1 <= len(message.requests) <= REQUESTS_CEILING, "num_requests", "1..8", len(message.requests))
     _require(1 <= message.depth <= DEPTH_CEILING, "depth", f"1..{DEPTH_CEILING}", message.depth)
     for request in message.requests:
-        _require(request.anchor_token >= 0, "anchor_token", ">= 0", request.anchor_token)
-        _require(len(request.prefix_digest) == 32, "prefix_digest", "32 bytes", len(request.prefix_digest))
-        ppm = request.draft_temperature_ppm
-        _require(0 <= ppm <= TEMPERATURE_CEILING_PPM, "draft_temperature_ppm", "at most 100 000 000", ppm)
+        anchor, size, ppm = request.anchor_token, len(request.prefix_digest), request.draft_temperature_ppm
+        if anchor < 0 or size != 32 or not 0 <= ppm <= TEMPERATURE_CEILING_PPM:
+            _require(anchor >= 0, "anchor_token", ">= 0", anchor)
+            _require(size == 32, "prefix_digest", "32 bytes", size)
+            _require(0 <= ppm <= TEMPERATURE_CEILING_PPM, "draft_temperature_ppm", "at most 100 000 000", ppm)
 
 
 # -- one struct each ------------------------------------------------------------------------------------------------
@@ -236,12 +237,43 @@ def pack_complete(message: Complete) -> bytes:
 
 def parse_complete(payload: memoryview) -> Complete:
     """Inverse of `pack_complete`."""
-    values = _fields(layout.COMPLETE, payload)
-    _require(values["acknowledges"] in _ACKNOWLEDGED, "acknowledges", "an acknowledged type", values["acknowledges"])
-    _require(values["status"] in (0, 1), "status", "0 or 1", values["status"])
-    _require(values["batch_slot"] < NUM_BATCH_SLOTS, "batch_slot", "0 or 1", values["batch_slot"])
-    values.update(acknowledges=FrameType(values["acknowledges"]), status=Status(values["status"]))
-    return Complete(**values)
+    # Unpacked by hand: the last thing that a verifier waits for.
+    (
+        session,
+        batch,
+        generation,
+        round_,
+        position,
+        context,
+        size,
+        digest,
+        acknowledges,
+        status,
+        batch_slot,
+        reserved,
+        slot,
+        credits,
+    ) = layout.COMPLETE.codec.unpack(payload)
+    if reserved or acknowledges not in _ACKNOWLEDGED or status not in (0, 1) or batch_slot >= NUM_BATCH_SLOTS:
+        _require(reserved == 0, "COMPLETE reserved", "0", reserved)
+        _require(acknowledges in _ACKNOWLEDGED, "acknowledges", "an acknowledged type", acknowledges)
+        _require(status in (0, 1), "status", "0 or 1", status)
+        _require(batch_slot < NUM_BATCH_SLOTS, "batch_slot", "0 or 1", batch_slot)
+    return Complete(
+        session=session,
+        acknowledges=FrameType(acknowledges),
+        status=Status(status),
+        batch_slot=batch_slot,
+        batch=batch,
+        slot=slot,
+        generation=generation,
+        round=round_,
+        position=position,
+        context_version=context,
+        reply_size_bytes=size,
+        reply_digest=digest,
+        credits=credits,
+    )
 
 
 def pack_commit(message: Commit) -> bytes:

@@ -6,16 +6,17 @@ to go on, so it does not depend on how the tokens were split into chunks. STEP n
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Iterable
+from hashlib import sha256
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+_pack_id: Final = struct.Struct("<i").pack
 PREFIX_TAG: Final = b"dspark-prefix-v1"
-EMPTY_PREFIX: Final = hashlib.sha256(PREFIX_TAG).digest()
+EMPTY_PREFIX: Final = sha256(PREFIX_TAG).digest()
 
 
 def extend_prefix(digest: bytes, token_ids: Iterable[int] | npt.NDArray[np.integer]) -> bytes:
@@ -24,14 +25,12 @@ def extend_prefix(digest: bytes, token_ids: Iterable[int] | npt.NDArray[np.integ
     Raises:
         ValueError: an id outside int32.
     """
-    ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else list(token_ids)
+    ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
     try:
-        raw = struct.pack(f"<{len(ids)}i", *ids)
+        for token_id in ids:
+            digest = sha256(digest + _pack_id(token_id)).digest()
     except struct.error as error:
         raise ValueError(f"prefix token ids must be integers within int32: {error}") from error
-    sha256 = hashlib.sha256
-    for start in range(0, len(raw), 4):
-        digest = sha256(digest + raw[start : start + 4]).digest()
     return digest
 
 

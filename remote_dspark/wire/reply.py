@@ -117,11 +117,10 @@ def greedy_reply(step: Step, shard: Shard, tokens: Int32Array) -> Reply:
 
 def _kinds(step: Step, sampled: RowKind) -> UInt8Array:
     """uint8[B, D]: GREEDY where the STEP asks for temperature 0."""
-    kinds = np.full((len(step.requests), step.depth), sampled, dtype=np.uint8)
-    for index, request in enumerate(step.requests):
-        if request.draft_temperature_ppm == 0:
-            kinds[index] = RowKind.GREEDY
-    return kinds
+    kinds, shape = bytearray(), (len(step.requests), step.depth)
+    for request in step.requests:
+        kinds += bytes((sampled if request.draft_temperature_ppm else RowKind.GREEDY,)) * step.depth
+    return np.frombuffer(kinds, dtype=np.uint8).reshape(shape)
 
 
 def reply_requests(step: Step) -> tuple[ReplyRequest, ...]:
