@@ -1,23 +1,33 @@
 """Headers and rows by somebody who can compute check values: honest digests must not buy a wrong frame.
 
 Turns red when: a reserved byte or one byte too many is let through, a header checked under other limits is trusted,
-or many entries wrap a 32-bit sum.
+or many entries wrap a 32-bit sum; a reply whose completion failed is handed out; a full socket loses bytes or has no
+deadline.
 """
 
 from __future__ import annotations
 
+import socket
+import threading
+import time
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from wire_kit import make_hello, make_limits, make_reply, make_state, make_step
+from wire_kit import VOCAB, make_hello, make_limits, make_reply, make_state, make_step
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from remote_dspark.wire import layout
+from remote_dspark.wire.channel import Channel
 from remote_dspark.wire.codec import CheckedFrame, FrameReader, decode, encode
 from remote_dspark.wire.errors import RemoteProtocolError
 from remote_dspark.wire.header import CHECKED_BYTES, max_payload_bytes
-from remote_dspark.wire.kinds import FrameType
-from remote_dspark.wire.messages import WIRE_VERSION, Ping
-from remote_dspark.wire.reply import build_reply
+from remote_dspark.wire.kinds import FrameType, Role, Status
+from remote_dspark.wire.mailbox import Mailbox
+from remote_dspark.wire.messages import WIRE_VERSION, Complete, Open, Ping
+from remote_dspark.wire.reply import build_dense_reply, build_reply
+from remote_dspark.wire.session import Session
+from remote_dspark.wire.shards import split_reply
 from remote_dspark.wire.validate import require_rows
 
 LIMITS = make_limits()
@@ -123,3 +133,53 @@ def test_state_rows_of_ids_outside_the_vocabulary_are_refused(token_id):
     start = layout.STATE.size
     payload[start : start + 4] = token_id.to_bytes(4, "little", signed=True)
     assert code_of(decode, frame_with(FrameType.STATE, bytes(payload)), LIMITS) == "bad_field"
+
+
+@pytest.mark.parametrize(("shard", "column"), [(0, 200), (1, 0), (1, 149), (1, VOCAB)])
+def test_a_dense_shard_is_zero_outside_its_columns(shard, column):
+    limits = make_limits(shard_starts=(0, 150))
+    dense = np.zeros((1, limits.dense_width), np.float32)
+    dense[0, [10, 160]] = 0.5
+    whole = build_dense_reply(make_step(1, 1), limits.whole_vocab, np.array([[10]], np.int32), dense)
+    part = split_reply(whole, limits)[shard]
+    require_rows(part, limits)
+    damaged = part.dense.copy()
+    damaged[0, column] = 2.0**-24
+    assert code_of(require_rows, replace(part, dense=damaged), limits) == "nonzero_tail"
+
+
+def test_a_reply_whose_completion_failed_is_not_handed_out():
+    mailbox, server = Mailbox(make_hello()), Session(Role.SERVER, make_hello(role=Role.SERVER, session=9))
+    server.receive(mailbox.encode(make_hello()))
+    mailbox.feed(server.send(server.agreed))
+    server.receive(mailbox.encode(Open(9, 0, 1, 3, 700_000, 32, 3)))
+    mailbox.feed(server.send(Complete(9, FrameType.OPEN, slot=0, generation=1)))
+    step = make_step(1)
+    server.receive(mailbox.encode(step))
+    mailbox.feed(server.send(make_reply(step, LIMITS)))
+    mailbox.feed(server.send(Complete(9, FrameType.STEP, Status.FAILED, batch=step.batch, generation=1)))
+    assert code_of(mailbox.round_of, step) == "failed_completion"
+
+
+def test_a_full_socket_is_waited_for_and_loses_nothing():
+    ours, theirs = socket.socketpair()
+    channel, data = Channel(ours), bytes(range(256)) * (1 << 14)
+    received = bytearray()
+
+    def read() -> None:
+        while part := theirs.recv(1 << 16):
+            received.extend(part)
+
+    reader = threading.Thread(target=read)
+    # What fits the buffers goes at once; the rest needs the reader, who starts when nothing fits any more.
+    with theirs, pytest.raises(TimeoutError, match="did not take"):
+        channel.send(data, time.monotonic() + 0.2)
+    channel.close()
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours)
+    with theirs:
+        reader.start()
+        channel.send(data, time.monotonic() + 10)
+        channel.close()
+        reader.join(10)
+    assert received == data
