@@ -175,7 +175,7 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
     dense = _EMPTY_DENSE
     if num_dense:
         dense = np.frombuffer(payload, layout.DENSE_DTYPE, num_dense * width, dense_at).reshape(num_dense, width)
-    table = rows.tolist()
+    table = list(layout.REPLY_ROW.codec.iter_unpack(payload[rows_at:entries_at]))
     kinds, counts = [row[4] for row in table], [row[3] for row in table]
     reply = Reply(
         session=session,

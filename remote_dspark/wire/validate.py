@@ -88,7 +88,7 @@ def _is_plainly_valid(reply: Reply, kinds: KindArray, counts: Int32Array, limits
     if np.count_nonzero(ids[:, 1:] > ids[:, :-1]) != num_rows * (width - 1):
         return False
     # Zero wraps to the largest pattern, so one comparison refuses zero, negative, above one, infinite and NaN.
-    if int((bits - _ONE).max()) >= ONE_BITS:
+    if int(np.maximum.reduce(bits - _ONE)) >= ONE_BITS:
         return False
     scaled = reply.q * _SCALE
     tickets = scaled.astype(np.int32)
