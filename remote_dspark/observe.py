@@ -95,21 +95,6 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def folder_digest(folder: Path) -> str:
-    """SHA-256 over every regular file of a model folder: names and contents, in ascending order.
-
-    Raises:
-        ObserveError: ``folder`` is missing or holds no file.
-    """
-    names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
-    if not names:
-        raise ObserveError(f"model folder {folder}: expected files, found none; check the path in the configuration")
-    tree = hashlib.sha256()
-    for name in names:
-        tree.update(f"{file_digest(folder / name)}  {name}\n".encode())
-    return tree.hexdigest()
-
-
 def utc_now() -> str:
     """The wall clock as RFC 3339 with ``Z``, to the millisecond."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

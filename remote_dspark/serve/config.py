@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from remote_dspark.config_table import ConfigTable
 from remote_dspark.contract import (
     MAX_PRODUCTION_REQUESTS,
     PRODUCTION_DEPTHS,
@@ -97,9 +98,9 @@ def load_config(path: Path) -> WorkerConfig:
 
 def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> WorkerConfig:
     """Check a decoded document; see `load_config`."""
-    root = _Section(path, "", document)
-    model, listen, metrics = root.section("model"), root.section("listen"), root.section("metrics")
-    limits, tls = root.section("limits", required=False), root.section("tls", required=False)
+    root = _Table(path, "", document)
+    model, listen, metrics = root.table("model"), root.table("listen"), root.table("metrics")
+    limits, tls = root.table("limits", required=False), root.table("tls", required=False)
     folder = model.path("path")
     metrics_host, metrics_port = metrics.host_port("address")
     config = WorkerConfig(
@@ -124,97 +125,30 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Worker
         idle_s=limits.seconds("idle_s", 600.0),
         wedge_after_s=limits.seconds("wedge_after_s", 30.0),
         drain_timeout_s=limits.seconds("drain_timeout_s", 8.0),
-        tls=_tls(tls) if tls else None,
+        tls=tls.tls() if tls else None,
     )
-    for section in (root, model, listen, metrics, limits, tls):
-        section.require_all_read()
+    for table in (root, model, listen, metrics, limits, tls):
+        table.require_all_read()
     return config
 
 
-def _tls(section: _Section) -> TlsConfig:
-    return TlsConfig(
-        cert_path=str(section.path("cert")),
-        key_path=str(section.path("key")),
-        peers_path=str(section.path("peers")),
-        peer_fingerprints=frozenset(section.texts("peer_fingerprints")),
-    )
+class _Table(ConfigTable):
+    """A table of the worker's file."""
 
-
-class _Section:
-    """One TOML table; remembers what was read, so that unknown keys can be refused. Empty is false."""
-
-    def __init__(self, path: Path, name: str, document: Mapping[str, Any]) -> None:
-        self._path = path
-        self._name = name
-        self._document = document
-        self._read: set[str] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._document)
-
-    def _take(self, key: str, default: object = None) -> Any:
-        self._read.add(key)
-        return self._document.get(key, default)
-
-    def _refusal(self, key: str, expected: str, found: object) -> ConfigError:
-        field = f"{self._name}.{key}" if self._name else key
-        return ConfigError(f"{self._path}: field {field}: expected {expected}, found {found!r}")
-
-    def section(self, key: str, *, required: bool = True) -> _Section:
-        found = self._take(key, None if required else {})
-        if not isinstance(found, dict):
-            raise self._refusal(key, "a table", found)
-        return _Section(self._path, key, found)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        found = self._take(key, default)
-        if not isinstance(found, str) or not found:
-            raise self._refusal(key, "a non-empty string", found)
-        return found
-
-    def texts(self, key: str) -> list[str]:
-        found = self._take(key)
-        if not isinstance(found, list) or not found or not all(isinstance(item, str) for item in found):
-            raise self._refusal(key, "a list of strings", found)
-        return list(found)
-
-    def path(self, key: str, default: Path | None = None) -> Path:
-        return (self._path.parent / self.text(key, None if default is None else str(default))).resolve()
-
-    def choice(self, key: str, allowed: list[str], default: str) -> str:
-        found = self._take(key, default)
-        if found not in allowed:
-            raise self._refusal(key, f"one of {allowed}", found)
-        return str(found)
+    error = ConfigError
 
     def only_mode(self, key: str) -> DraftMode:
         """A worker's HELLO names one mode, so a list of two could only be guessed about."""
         allowed = [mode.value for mode in DraftMode]
-        found = self._take(key, [DraftMode.OFF.value])
+        found = self.take(key, [DraftMode.OFF.value])
         if not isinstance(found, list) or len(found) != 1 or found[0] not in allowed:
-            raise self._refusal(key, f"a list of exactly one of {allowed}", found)
+            self.refuse(key, f"a list of exactly one of {allowed}", found)
         return DraftMode(found[0])
 
     def host_port(self, key: str) -> tuple[str, int]:
+        """``host:port``."""
         found = self.text(key)
         host, _, port = found.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise self._refusal(key, "host:port", found)
+            self.refuse(key, "host:port", found)
         return host, int(port)
-
-    def integer(self, key: str, default: int, *, low: int, high: int) -> int:
-        found = self._take(key, default)
-        if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
-            raise self._refusal(key, f"an integer of {low}..{high}", found)
-        return found
-
-    def seconds(self, key: str, default: float) -> float:
-        found = self._take(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 86_400:
-            raise self._refusal(key, "seconds, above 0 and below a day", found)
-        return float(found)
-
-    def require_all_read(self) -> None:
-        for key in self._document:
-            if key not in self._read:
-                raise self._refusal(key, f"one of {sorted(self._read)}", key)

@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final
 
+from remote_dspark.config_table import ConfigTable
 from remote_dspark.contract import (
     DRAFT_TEMPERATURE,
     MAX_PRODUCTION_REQUESTS,
@@ -128,107 +129,39 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Target
         draft_temperature_ppm=drafter.temperature_ppm("temperature", DRAFT_TEMPERATURE),
         q_semantics=drafter.choice("q_semantics", list(Q_SEMANTICS), Q_FLOOR_FIRST),
         support=drafter.integer("support", SUPPORT_K, low=SUPPORT_K, high=SUPPORT_K),
-        connect_timeout_s=drafter.number("connect_timeout_s", 20.0),
-        step_timeout_s=drafter.number("step_timeout_s", 5.0),
+        connect_timeout_s=drafter.seconds("connect_timeout_s", 20.0),
+        step_timeout_s=drafter.seconds("step_timeout_s", 5.0),
         capture=drafter.path("capture") if "capture" in drafter else None,
         max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
         max_queue=limits.integer("max_queue", 64, low=0, high=4096),
-        wedge_after_s=limits.number("wedge_after_s", 30.0),
-        drain_timeout_s=limits.number("drain_timeout_s", 30.0),
-        tls=_tls(tls) if tls else None,
+        wedge_after_s=limits.seconds("wedge_after_s", 30.0),
+        drain_timeout_s=limits.seconds("drain_timeout_s", 30.0),
+        tls=tls.tls() if tls else None,
     )
     for table in (root, model, listen, drafter, limits, tls):
         table.require_all_read()
     return config
 
 
-def _tls(table: _Table) -> TlsConfig:
-    """The same words as the worker's table, seen from this end."""
-    return TlsConfig(
-        cert_path=str(table.path("cert")),
-        key_path=str(table.path("key")),
-        peers_path=str(table.path("peers")),
-        peer_fingerprints=frozenset(table.texts("peer_fingerprints")),
-    )
+class _Table(ConfigTable):
+    """A table of the target server's file."""
 
+    error = ConfigError
 
-class _Table:
-    """One TOML table; remembers what was read, so that unknown keys can be refused. Empty is false."""
-
-    def __init__(self, path: Path, name: str, document: Mapping[str, Any]) -> None:
-        self._path = path
-        self._name = name
-        self._document = document
-        self._read: set[str] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._document)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._document
-
-    def _take(self, key: str, default: object) -> Any:
-        self._read.add(key)
-        found = self._document.get(key, default)
+    def take(self, key: str, default: object) -> Any:
+        """The raw value; absent without a default refuses at once."""
+        found = super().take(key, default)
         if found is None:
-            self._refuse(key, "a value", "nothing")
+            self.refuse(key, "a value", "nothing")
         return found
-
-    def _refuse(self, key: str, expected: str, found: object) -> None:
-        field = f"{self._name}.{key}" if self._name else key
-        raise ConfigError(f"{self._path}: field {field}: expected {expected}, found {found!r}")
-
-    def table(self, key: str, *, required: bool = True) -> _Table:
-        found = self._take(key, None if required else {})
-        if not isinstance(found, dict):
-            self._refuse(key, "a table", found)
-        return _Table(self._path, key, found)
-
-    def text(self, key: str, default: str | None) -> str:
-        found = self._take(key, default)
-        if not isinstance(found, str) or not found:
-            self._refuse(key, "a non-empty string", found)
-        return str(found)
-
-    def texts(self, key: str) -> list[str]:
-        found = self._take(key, None)
-        if not isinstance(found, list) or not found or not all(isinstance(item, str) for item in found):
-            self._refuse(key, "a list of strings", found)
-        return list(found)
-
-    def path(self, key: str, default: Path | None = None) -> Path:
-        return (self._path.parent / self.text(key, None if default is None else str(default))).resolve()
-
-    def choice(self, key: str, allowed: list[str], default: str) -> str:
-        found = self._take(key, default)
-        if found not in allowed:
-            self._refuse(key, f"one of {allowed}", found)
-        return str(found)
-
-    def integer(self, key: str, default: int | None, *, low: int, high: int) -> int:
-        found = self._take(key, default)
-        if isinstance(found, bool) or not isinstance(found, int) or not low <= found <= high:
-            self._refuse(key, f"an integer of {low}..{high}", found)
-        return int(found)
-
-    def number(self, key: str, default: float) -> float:
-        found = self._take(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 86_400:
-            self._refuse(key, "seconds, above 0 and below a day", found)
-        return float(found)
 
     def temperature_ppm(self, key: str, default: str) -> int:
         """A decimal string, exact to a millionth: it is hashed into plans, so it is never a binary fraction."""
-        found = self._take(key, default)
+        found = self.take(key, default)
         try:
             ppm = Decimal(found) * PPM if isinstance(found, str) else Decimal(-1)
         except InvalidOperation:
             ppm = Decimal(-1)
         if not (ppm.is_finite() and 0 < ppm <= 10 * PPM and ppm == ppm.to_integral_value()):
-            self._refuse(key, 'a decimal string above 0, at most 10, such as "0.7"', found)
+            self.refuse(key, 'a decimal string above 0, at most 10, such as "0.7"', found)
         return int(ppm)
-
-    def require_all_read(self) -> None:
-        for key in self._document:
-            if key not in self._read:
-                self._refuse(key, f"one of {sorted(self._read)}", key)

@@ -7,7 +7,6 @@ bound and the manifest says so. Not covered: several devices, resuming.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import math
 import time
@@ -231,9 +230,3 @@ def autocast(device: str) -> AbstractContextManager[Any]:
 
 def _device_name(device: str) -> str:
     return torch.cuda.get_device_name() if device.startswith("cuda") else "cpu"
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """``recipe.json`` of a trained pair."""
-    document: dict[str, Any] = json.loads((folder / "recipe.json").read_text())
-    return document
