@@ -156,6 +156,11 @@ class Campaign:
 
         return self._hold(self.compiled, number, body=wait, reason=reason)
 
+    def evidence_parents(self) -> list[Parent]:
+        """The receipts that everything inside this campaign's holds builds on: its sources and its budgets."""
+        sources = [Parent(kind=Kind.SOURCE_IDENTITY, sha256=self.source, role="sources")] if self.source else []
+        return sources + [Parent(kind=Kind.BUDGET, sha256=budget, role="budget") for budget in self.budgets]
+
     def _preflight(self, window: Window) -> None:
         """Read-only look at every host before its lease; leaves a host-facts receipt.
 
@@ -229,12 +234,10 @@ class Campaign:
         except CoordinatorError as error:
             result.error = error
         finally:
-            parents = [Parent(kind=Kind.SOURCE_IDENTITY, sha256=self.source, role="sources")] if self.source else []
-            parents += [Parent(kind=Kind.BUDGET, sha256=budget, role="budget") for budget in self.budgets]
             if result.error is not None and is_untouched(window):
                 write_attempt(self.writer, "hold", "open", result.error, started)
             else:
-                result.receipt = write_hold(self.writer, window, started, parents)
+                result.receipt = write_hold(self.writer, window, started, self.evidence_parents())
         if result.error is not None:
             self.reporter.error(result.error.lines())
         return result

@@ -6,14 +6,14 @@ goes straight to restore; nothing is tried twice.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from coordinator.arm_facts import read_arm_facts
+from coordinator.arm_values import arm_values, hold_values
 from coordinator.campaign_result import HoldResult
 from coordinator.errors import GateFailed
 from coordinator.evidence import PASS, Clockings, verdict
@@ -27,7 +27,6 @@ from receipts import bodies
 from receipts.fields import Kind, Outcome, Parent, Row, Subject
 from remote_dspark.contract import DraftMode
 from windows.arm import BASELINE, FINAL, HEADLINE, PROFILED, ArmBlock, ArmFacts
-from windows.compiled import CompiledPlan
 from windows.gates import arm_findings
 from windows.hold_table import HoldEvent
 from windows.measures import measure
@@ -67,7 +66,6 @@ class HoldBody:
             window=window,
             keep=campaign.keep / window.hold_id,
             interrupt=campaign.interrupt,
-            clock=campaign.clock,
             values=hold_values(campaign.compiled, window.hold_id, window.number),
         )
 
@@ -126,7 +124,7 @@ class HoldBody:
             evidence=writer.computation_evidence([record.observation]),
             sessions=[session],
             position=hold_position(writer, self._window),
-            parents=self._parents(),
+            parents=self._campaign.evidence_parents(),
             subjects=[Subject(name="remote_dspark", sha256=record.observation["source_sha256"])],
             samples=record.samples,
             exit=record.exit,
@@ -141,7 +139,10 @@ class HoldBody:
         session = self._leader(self._load.program.role)
         window.note(HoldEvent.ARM_STARTED, arm=label)
         reporter.step(f"arm {label} ({arm.mode.value}): boot", host=session.name, left_s=window.remaining_s())
-        values = {**arm_values(self._campaign, session, label, arm.mode), **arm.settings}
+        values = {
+            **arm_values(self._campaign.compiled, self._campaign.manifest, session, label, arm.mode),
+            **arm.settings,
+        }
         started = self._campaign.writer.now()
         before = {s.name: s.guard.call("facts") for s in window.sessions}
         runs = self._boot(label, values)
@@ -150,7 +151,7 @@ class HoldBody:
         record = self._timed(
             StepKind.HEADLINE, lambda: self._runner.run(session, program, f"{label.lower()}-load", values)
         )
-        facts = self._arm_facts(before)
+        facts = read_arm_facts(window.sessions, before, self._campaign.clock, self._campaign.compiled.site)
         block, findings = self._judge(label, arm.mode, record, facts)
         receipt = self._write_arm(label, arm.mode, session, record, block, findings, pair, started)
         for running, run in reversed(runs):
@@ -176,31 +177,8 @@ class HoldBody:
             for session in self._window.sessions:
                 if service.role in session.spec.roles:
                     name = f"{label.lower()}-{service.name}"
-                    runs.append((session, self._runner.boot(session, service, name, values, life_s)))
+                    runs.append((session, self._runner.start(session, service, name, values, life_s)))
         return runs
-
-    def _arm_facts(self, before: Mapping[str, Json]) -> ArmFacts:
-        """What the hosts looked like before and after the arm; clock offsets are exact to half a call's round trip."""
-        after: dict[str, Json] = {}
-        offsets: dict[str, int] = {}
-        worst_round_trip_ns = 0
-        for session in self._window.sessions:
-            asked_ns = utc_ns(self._campaign.clock.utc())
-            after[session.name] = session.guard.call("facts")
-            answered_ns = utc_ns(self._campaign.clock.utc())
-            theirs_ns = utc_ns(str(after[session.name]["utc"]))
-            offsets[session.name] = theirs_ns - (asked_ns + answered_ns) // 2
-            worst_round_trip_ns = max(worst_round_trip_ns, answered_ns - asked_ns)
-        return ArmFacts(
-            boot_ids={name: (str(before[name]["boot_id"]), str(facts["boot_id"])) for name, facts in after.items()},
-            clock_offset_ns=offsets,
-            clock_offset_limit_ns=self._campaign.compiled.site.clock_offset_limit_ms * 10**6 + worst_round_trip_ns // 2,
-            sm_clock_mhz=device_pairs(before, after, lambda gpu: (gpu.get("clocks") or {}).get("sm_mhz")),
-            throttled={
-                device: any(is_throttled(str(reading)) for reading in readings)
-                for device, readings in device_pairs(before, after, lambda gpu: gpu.get("throttle")).items()
-            },
-        )
 
     def _judge(
         self, label: str, mode: DraftMode, record: ProgramRecord, facts: ArmFacts
@@ -265,7 +243,10 @@ class HoldBody:
             evidence=writer.computation_evidence([record.observation]),
             sessions=self._window.sessions,
             position=hold_position(writer, self._window, label),
-            parents=[*self._parents(), Parent(kind=Kind.PAIR_QUALIFICATION, sha256=pair, role="qualification")],
+            parents=[
+                *self._campaign.evidence_parents(),
+                Parent(kind=Kind.PAIR_QUALIFICATION, sha256=pair, role="qualification"),
+            ],
             subjects=[Subject(name="plan", sha256=self._campaign.compiled.sha256)],
             samples=record.samples,
             exit=record.exit,
@@ -295,13 +276,6 @@ class HoldBody:
             position=hold_position(writer, self._window),
             exit=record.exit,
         )
-
-    def _parents(self) -> list[Parent]:
-        campaign = self._campaign
-        budgets = [Parent(kind=Kind.BUDGET, sha256=receipt, role="budget") for receipt in campaign.budgets]
-        if campaign.source is None:
-            return budgets
-        return [Parent(kind=Kind.SOURCE_IDENTITY, sha256=campaign.source, role="sources"), *budgets]
 
     def _leader(self, role: Role) -> HostSession:
         return self._by_name[self._campaign.compiled.hosts_of(role)[0].name]
@@ -333,53 +307,6 @@ class HoldBody:
         if record.observation is not None and record.observation["compute"] != "cuda":
             return ("anything about a GPU: it was computed on a CPU", *general)
         return general
-
-
-def hold_values(compiled: CompiledPlan, hold_id: str, number: int) -> dict[str, str | int]:
-    """Placeholders that are the same for a whole hold."""
-    return {
-        "plan_sha256": compiled.sha256,
-        "hold": number,
-        "hold_id": hold_id,
-        "target_address": address_of(compiled.hosts_of(Role.TARGET)),
-        "drafter_address": address_of(compiled.hosts_of(Role.DRAFTER)),
-    }
-
-
-def arm_values(campaign: Campaign, session: HostSession, label: str, mode: DraftMode) -> dict[str, str | int]:
-    """Placeholders of one arm; stages the load manifest on the host of the load program."""
-    load = campaign.compiled.plan.load
-    assert load is not None
-    return {
-        "arm": label,
-        "pair": label[1:],
-        "mode": mode.value,
-        "manifest": stage_manifest(campaign.manifest, session, load.manifest_sha256),
-        "manifest_sha256": load.manifest_sha256,
-        "concurrency": load.concurrency,
-        "requests": load.requests,
-        "warm_up_requests": load.warm_up_requests,
-        "max_tokens": load.max_tokens,
-        "temperature": load.temperature,
-        "seeds": ",".join(str(seed) for seed in load.seeds),
-    }
-
-
-def stage_manifest(path: Path, session: HostSession, expected: str) -> str:
-    """Put the load manifest onto a host by digest; returns its path there.
-
-    Raises:
-        GateFailed: It is not the one the plan was compiled with.
-    """
-    data = path.read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != expected:
-        raise GateFailed(
-            "the load manifest changed after the plan was compiled", where=str(path), expected=expected, found=found
-        )
-    staged = f"{session.spec.work_dir}/manifests/{found}{path.suffix}"
-    session.host.put(data, staged)
-    return staged
 
 
 def embed(record: ProgramRecord) -> bodies.Observation:
@@ -431,42 +358,3 @@ def point_counters(observation: Json, point: str) -> dict[str, int]:
     """Counters of one point, without the point's name in front."""
     prefix = f"{point}."
     return {name[len(prefix) :]: value for name, value in observation["values"].items() if name.startswith(prefix)}
-
-
-def address_of(hosts: tuple[object, ...]) -> str:
-    """Address of the first host of a role; loopback for this machine."""
-    first = hosts[0] if hosts else None
-    return str(getattr(first, "address", None) or "127.0.0.1")
-
-
-def device_pairs(
-    before: Mapping[str, Json], after: Mapping[str, Json], read: Callable[[Json], Any]
-) -> dict[str, tuple[Any, Any]]:
-    """One reading of every GPU that reports it, before and after, by UUID."""
-    pairs: dict[str, tuple[Any, Any]] = {}
-    for name, facts in after.items():
-        earlier = {gpu["uuid"]: read(gpu) for gpu in before[name].get("gpus", ())}
-        for gpu in facts.get("gpus", ()):
-            values = (earlier.get(gpu["uuid"]), read(gpu))
-            if None not in values:
-                pairs[str(gpu["uuid"])] = values
-    return pairs
-
-
-_HARMLESS_REASONS = 0x1 | 0x2
-"""NVML's throttle reasons that slow nothing down: GPU idle, and application clocks as set."""
-
-
-def is_throttled(mask: str) -> bool:
-    """Whether a driver's throttle mask (hexadecimal text) names anything but idleness; unreadable counts as yes."""
-    try:
-        return bool(int(mask, 16) & ~_HARMLESS_REASONS)
-    except ValueError:
-        return True
-
-
-def utc_ns(text: str) -> int:
-    """Nanoseconds since the epoch of an RFC 3339 text."""
-    from datetime import datetime
-
-    return int(datetime.fromisoformat(text).timestamp() * 1e9)

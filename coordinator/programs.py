@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.clock import Clock
 from coordinator.errors import CoordinatorError, GateFailed
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.session import HostSession
@@ -21,7 +20,7 @@ from coordinator.signals import InterruptFlag
 from coordinator.window import Window
 from receipts.fields import Exit, ExitKind, Sample
 from remote_dspark.contract import OBSERVATION_SCHEMA
-from windows.plan import ArmService, Command, Program
+from windows.plan import Command, Program
 from windows.template import fill, fill_argv
 
 _WAIT_SLICE_S = 2
@@ -83,7 +82,6 @@ class ProgramRunner:
     window: Window
     keep: Path
     interrupt: InterruptFlag
-    clock: Clock
     values: Mapping[str, str | int]
 
     def start(
@@ -153,12 +151,6 @@ class ProgramRunner:
             session.host.fetch(f"{remote}/{sample.name}", path, sha256=sample.sha256, size_bytes=sample.size_bytes)
             samples[sample.name] = (sample, path)
         return ProgramRecord(session.name, end, document, hashlib.sha256(data).hexdigest(), samples)
-
-    def boot(
-        self, session: HostSession, service: ArmService, name: str, values: Mapping[str, str | int], life_s: int
-    ) -> str:
-        """Boot one service of an arm as an owned run; readiness is the arm program's to wait for."""
-        return self.start(session, service, name, values, life_s)
 
     def end(self, session: HostSession, run: str) -> Json:
         """End an owned run and its whole tree."""

@@ -6,8 +6,6 @@ in the middle of a hold is a new path beside the old one.
 
 from __future__ import annotations
 
-import io
-import zipfile
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 from coordinator.errors import CoordinatorError
 from coordinator.host import Host, Outcome
 from coordinator.identity import package_root, tree_files
+from windows.guard_archive import build_archive, zip_bytes
 
 _UNPACK = """
 import hashlib, io, os, shutil, sys, zipfile
@@ -46,8 +45,6 @@ class Staged:
 
 def stage_guard(host: Host, state_dir: str) -> Staged:
     """Write the guard's zipapp to its digest path below the state folder."""
-    from windows.guard_archive import build_archive
-
     data = build_archive()
     digest = sha256(data).hexdigest()
     path = f"{state_dir}/bin/guard-{digest}.pyz"
@@ -70,7 +67,7 @@ def stage_package(host: Host, python: str, work_dir: str) -> Staged:
 
 def stage_tree(host: Host, python: str, folder: str, root: Path, files: list[Path], *, prefix: str = "") -> Staged:
     """Unpack ``files`` (below ``root``) into ``folder/<digest>``; the same files give the same digest anywhere."""
-    data = deterministic_zip({str(Path(prefix) / path.relative_to(root)): path.read_bytes() for path in files})
+    data = zip_bytes({str(Path(prefix) / path.relative_to(root)): path.read_bytes() for path in files})
     digest = sha256(data).hexdigest()
     target = f"{folder}/{digest[:32]}"
     result = host.run([python, "-I", "-c", _UNPACK, target, digest], stdin=data, timeout_s=120)
@@ -82,40 +79,3 @@ def stage_tree(host: Host, python: str, folder: str, root: Path, files: list[Pat
             found=f"{result.outcome.value} {result.code}: {result.stderr[-300:].decode('utf-8', 'replace')}",
         )
     return Staged(target, digest)
-
-
-def deterministic_zip(files: dict[str, bytes]) -> bytes:
-    """A zip whose bytes depend on names and contents alone."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(files):
-            info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, files[name])
-    return buffer.getvalue()
-
-
-def check_interpreter(host: Host, python: str, modules: list[str], package_path: str) -> dict[str, str]:
-    """Versions of ``modules`` under the host's interpreter; refuses when one cannot be imported."""
-    code = (
-        "import importlib.metadata as m, importlib.util as u, sys\n"
-        f"sys.path.insert(0, {package_path!r})\n"
-        f"for name in {modules!r}:\n"
-        "    if u.find_spec(name) is None: sys.exit('missing module ' + name)\n"
-        "    print(name, m.version(name) if name != 'remote_dspark' else 'staged')\n"
-        "print('python', sys.version.split()[0])\n"
-    )
-    result = host.run([python, "-c", code], timeout_s=60)
-    if result.outcome is not Outcome.EXITED or result.code != 0:
-        raise CoordinatorError(
-            "the host's interpreter cannot run the staged programs",
-            where=f"{host.name}:{python}",
-            expected="modules " + ", ".join(modules),
-            found=result.stderr[-300:].decode("utf-8", "replace").strip(),
-            next_step="install remote-dspark[target] for that interpreter, or name another one in the site file",
-        )
-    versions: dict[str, str] = {}
-    for line in result.stdout.decode().splitlines():
-        name, _, version = line.partition(" ")
-        versions[name] = version
-    return versions

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coordinator.arm_values import arm_values, hold_values
 from coordinator.errors import GateFailed
 from coordinator.guard_client import Json
-from coordinator.hold_arms import arm_values, hold_values
 from coordinator.host import Outcome
 from coordinator.production import TRIAL_PREFIX
 from coordinator.programs import host_values
@@ -56,7 +56,7 @@ def measure_steps(campaign: Campaign, session: HostSession) -> dict[StepKind, in
     values = {
         **hold_values(campaign.compiled, "trial", 1),
         **host_values(session),
-        **arm_values(campaign, session, "B1", plan.arms.B.mode),
+        **arm_values(campaign.compiled, campaign.manifest, session, "B1", plan.arms.B.mode),
         **plan.arms.B.settings,
     }
     measured: dict[StepKind, int] = {}

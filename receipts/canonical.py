@@ -12,7 +12,6 @@ import json
 from typing import Any
 
 from receipts.errors import Code, ReceiptError
-from receipts.fields import Block
 from receipts.model import STATEMENT_TYPE, Predicate, Statement, predicate_type
 
 _ENCODE = json.JSONEncoder(
@@ -32,11 +31,6 @@ def canonical_bytes(document: Any) -> bytes:
         raise ReceiptError(Code.LONE_SURROGATE, "text with a lone surrogate cannot be encoded as UTF-8") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise ReceiptError(Code.NOT_JSON, f"not a plain JSON document: {error}") from error
-
-
-def block_bytes(block: Block) -> bytes:
-    """Canonical bytes of one validated block."""
-    return canonical_bytes(block.model_dump())
 
 
 def statement_document(statement: Statement) -> dict[str, Any]:

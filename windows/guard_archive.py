@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+from collections.abc import Mapping
 from importlib import resources
 from typing import Final
 
@@ -26,7 +27,15 @@ def guard_sources() -> dict[str, bytes]:
 
 def build_archive() -> bytes:
     """The zipapp's bytes."""
-    members = {"__main__.py": _ENTRY, "windows/__init__.py": _PACKAGE, **guard_sources()}
+    return zip_bytes({"__main__.py": _ENTRY, "windows/__init__.py": _PACKAGE, **guard_sources()})
+
+
+def zip_bytes(members: Mapping[str, bytes]) -> bytes:
+    """A zip whose bytes depend on names and contents alone.
+
+    Args:
+        members: Name in the archive to content.
+    """
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name in sorted(members):

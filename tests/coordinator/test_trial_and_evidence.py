@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.arm_facts import is_throttled
 from coordinator.campaign_lock import campaign_lock
 from coordinator.clock import ManualClock
 from coordinator.errors import AdmissionRefused, HardwareHeld
 from coordinator.evidence import EvidenceWriter
 from coordinator.evidence_search import find_evidence
-from coordinator.hold_arms import is_throttled
 from coordinator.store import Store
 from coordinator.trial import phase_times
 from receipts import bodies
