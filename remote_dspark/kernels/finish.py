@@ -218,6 +218,24 @@ def u64(low, high):
 
 
 @triton.jit
+def read_control(rows, row_mask, control_ptr, step):
+    """What the control block says of R rows, with the proposal draw already made; see `draw_rows` for the types.
+
+    Read before the candidates are: the draw's arithmetic then hides behind their latency.
+    """
+    control = control_ptr + rows * 16
+    round_low = tl.load(control + 2, mask=row_mask, other=0)
+    round_high = tl.load(control + 3, mask=row_mask, other=0)
+    position = tl.load(control + 4, mask=row_mask, other=0) + step
+    tau = tl.load(control + 5, mask=row_mask, other=0).to(tl.float32, bitcast=True)
+    greedy = tl.load(control + 6, mask=row_mask, other=0) != 0
+    key0 = tl.load(control, mask=row_mask, other=0)
+    key1 = tl.load(control + 1, mask=row_mask, other=0)
+    word0, _ = philox4x32(round_low, position, 1, 0, key0, key1)
+    return (word0 >> 8).to(tl.int32), tau, greedy, round_low, round_high
+
+
+@triton.jit
 def finish_rows(
     rows,
     row_mask,
@@ -251,27 +269,84 @@ def finish_rows(
         rows: int32 [R], row numbers.
         row_mask: bool [R].
         merged_ptr: int64 [B, K]: key << 32 | id, ascending id.
-        count: int32 [R], valid entries.
         flags: int32 [R], `RowError` flags so far.
         control_ptr: int32 [B, 16], `rows.Control`.
         step: Index of the position in its chain.
+    """
+    draw, tau, greedy, round_low, round_high = read_control(rows, row_mask, control_ptr, step)
+    count = merge_candidates(
+        rows, candidate_ptr, merged_ptr, num_rows, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N, DIRECT
+    )
+    draw_rows(
+        rows,
+        row_mask,
+        merged_ptr,
+        count,
+        flags,
+        draw,
+        tau,
+        greedy,
+        round_low,
+        round_high,
+        control_ptr,
+        ids_ptr,
+        q_ptr,
+        count_ptr,
+        token_ptr,
+        weights_ptr,
+        error_ptr,
+        stamp_ptr,
+        step,
+        R,
+        K,
+        FLOOR_FIRST,
+        EMIT_WEIGHTS,
+    )
+
+
+@triton.jit
+def draw_rows(
+    rows,
+    row_mask,
+    merged_ptr,
+    count,
+    flags,
+    draw,
+    tau,
+    greedy,
+    round_low,
+    round_high,
+    control_ptr,
+    ids_ptr,
+    q_ptr,
+    count_ptr,
+    token_ptr,
+    weights_ptr,
+    error_ptr,
+    stamp_ptr,
+    step,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    FLOOR_FIRST: tl.constexpr,
+    EMIT_WEIGHTS: tl.constexpr,
+):
+    """Normalises, allocates, draws and stores R rows whose support is known.
+
+    Takes:
+        rows: int32 [R], row numbers.
+        row_mask: bool [R].
+        merged_ptr: int64 [B, K]: key << 32 | id, ascending id.
+        count: int32 [R], valid entries.
+        flags: int32 [R], `RowError` flags so far.
+        draw: int32 [R], from `read_control`, like tau (float32), greedy (bool) and the two round words.
+
+    Returns:
+        Final flags int32 [R], token int32 [R], and as stored (0 where not) ids and tickets int32 [R, K].
     """
     entries = entries_of(K, R)
     live = column(row_mask, R)
     at = column(rows, R) * K + entries
     control = control_ptr + rows * 16
-    round_low = tl.load(control + 2, mask=row_mask, other=0)
-    round_high = tl.load(control + 3, mask=row_mask, other=0)
-    position = tl.load(control + 4, mask=row_mask, other=0) + step
-    tau = tl.load(control + 5, mask=row_mask, other=0).to(tl.float32, bitcast=True)
-    greedy = tl.load(control + 6, mask=row_mask, other=0) != 0
-    key0 = tl.load(control, mask=row_mask, other=0)
-    key1 = tl.load(control + 1, mask=row_mask, other=0)
-    word0, _ = philox4x32(round_low, position, 1, 0, key0, key1)
-    draw = (word0 >> 8).to(tl.int32)
-    count = merge_candidates(
-        rows, candidate_ptr, merged_ptr, num_rows, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N, DIRECT
-    )
     # sticky along the chain; its first position starts afresh
     flags = flags | tl.load(error_ptr + rows, mask=row_mask & (step > 0), other=0)
     flags = flags | tl.where((flags == 0) & (count == 0), ZERO_MASS_FLAG, 0)
@@ -316,3 +391,4 @@ def finish_rows(
     tl.store(stamp, u64(generation_low, generation_high), mask=row_mask)
     tl.store(stamp + 1, u64(round_low, round_high), mask=row_mask)
     tl.store(stamp + 2, u64(epoch_low, epoch_high), mask=row_mask)
+    return flags, token, tl.where(shown, ids, 0), tl.where(shown, tickets, 0)
