@@ -15,7 +15,16 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import ReceiptId, Signer, Store
 from coordinator.store_files import read_file
 from coordinator.store_marks import Marks
-from coordinator.store_verify import StoreVerdict, Trust, read_anchor, read_signers, remember, verify_store, walk
+from coordinator.store_verify import (
+    StoreVerdict,
+    Trust,
+    read_anchor,
+    read_signers,
+    remember,
+    unreadable,
+    verify_store,
+    walk,
+)
 from receipts.errors import ReceiptError
 from receipts.fields import Evidence, Kind, Parent, Position, Subject
 from receipts.gates import Decision, Facts, Record, decide, record
@@ -92,6 +101,10 @@ def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
     clock = SystemClock()
     if not (request.store / "HEAD").exists():
         raise UsageError("there is no receipt store", where=str(request.store), next_step="name it with --store")
+    try:
+        Store(request.store).snapshot()
+    except ReceiptError as error:
+        return unreadable(error, request.store, json=json)
     try:
         signer = load_signer(read_file(request.key)) if request.key else None
         writer = _writer(request.store, clock, signer)

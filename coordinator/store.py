@@ -29,7 +29,7 @@ from typing import Final, NewType, Protocol
 from filelock import FileLock, Timeout
 
 from coordinator.store_files import Syncer, copy_sample, link_new, read_file, write_new
-from coordinator.store_snapshot import RECEIPT_NAME, Snapshot, receipt_stem, sequence_of, take_snapshot
+from coordinator.store_snapshot import OWN_NAMES, RECEIPT_NAME, Snapshot, receipt_stem, sequence_of, take_snapshot
 from receipts.chain import Head, link_draft, parse_head
 from receipts.errors import Code, ReceiptError
 from receipts.findings import Entry
@@ -281,8 +281,10 @@ class Store:
             head = self.head()
             sums = read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
             names, pending = self._names("receipts"), self._names("pending")
+            others = [f"samples/{name}" for name in self._names("samples")]
+            others += [name for name in self._names("") if name not in OWN_NAMES]
             if self.head() == head:
-                return take_snapshot(head, sums, names, pending)
+                return take_snapshot(head, sums, names, pending, others)
         raise ReceiptError(Code.HEAD_MISMATCH, "HEAD moves faster than the store can be listed: try again", "HEAD")
 
     def entries(self, snapshot: Snapshot | None = None, first: int = 0) -> Iterator[Entry]:
@@ -303,6 +305,8 @@ class Store:
 
     def _names(self, folder: str) -> list[str]:
         try:
+            if (self.path / folder).is_symlink() and folder:
+                raise ReceiptError(Code.NOT_A_FILE, "expected a folder, found a link", f"{self.path}/{folder}")
             return [entry.name for entry in os.scandir(self.path / folder)]
         except FileNotFoundError:
             # A copy that went through version control or an archive may have lost folders that were empty.

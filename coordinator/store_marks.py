@@ -42,7 +42,7 @@ class Marks:
         if self._folder is None:
             return None
         path = self._folder / f"{log}.json"
-        return parse_head(read_file(path, 4096)) if path.exists() else None
+        return parse_head(read_file(path, 4096), str(path)) if path.exists() else None
 
     def advance(self, head: Head) -> None:
         """Remember a head that was accepted; one that is not further than the known one changes nothing.

@@ -13,7 +13,7 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import Store
 from receipts.canonical import statement_document
 from receipts.errors import ReceiptError
-from receipts.fields import Row
+from receipts.fields import Position, Row
 from receipts.model import Predicate, Statement
 from receipts.reader import Receipt, read_receipt
 from windows.exit_codes import ExitCode
@@ -64,7 +64,6 @@ def show_receipt(store: Path, receipt_id: str, *, json: bool) -> int:
 def head_rows(receipt: Receipt) -> Iterator[tuple[str, str]]:
     """The common block for a reader who has never seen one."""
     predicate = receipt.predicate
-    position = predicate.position
     yield "kind", f"{predicate.kind} v{predicate.version}"
     yield "verdict (stated)", f"{predicate.verdict.outcome.value} {'; '.join(predicate.verdict.reasons)}"[:MAX_SHOWN]
     yield "evidence", predicate.evidence.value
@@ -77,10 +76,7 @@ def head_rows(receipt: Receipt) -> Iterator[tuple[str, str]]:
     )
     yield "from source", f"{predicate.tool.name} {predicate.tool.version} tree {predicate.tool.source_sha256}"
     yield "plan", predicate.plan_sha256 or "none"
-    yield (
-        "position",
-        f"window {position.window}, hold {position.hold_number}, arm {position.arm}, try {position.attempt}",
-    )
+    yield "position", place_of(predicate.position)
     yield "time", f"{predicate.started_utc} to {predicate.ended_utc}, {predicate.elapsed_ns} ns"
     yield from (("fence epoch", f"{fence.host}: {fence.epoch}") for fence in predicate.fences)
     yield from (("environment", f"{name}={value}") for name, value in predicate.environment.items())
@@ -88,7 +84,17 @@ def head_rows(receipt: Receipt) -> Iterator[tuple[str, str]]:
     yield from (("built on", f"{p.sha256}  {p.kind.value} ({p.role})") for p in predicate.parents)
     yield from (("raw file", f"{s.sha256}  {s.name} ({s.num_samples} samples, {s.unit})") for s in predicate.samples)
     link = predicate.chain
-    yield "chain", f"number {link.sequence} of log {link.log}, after {link.previous}"
+    before = f"after {link.previous}" if link.previous else "the first"
+    yield "chain", f"number {link.sequence} of log {link.log}, {before}"
+
+
+def place_of(position: Position) -> str:
+    """Where in a campaign it happened, by what the receipt says and nothing else."""
+    said = {
+        "window": position.window, "hold": position.hold_number, "hold id": position.hold_id, "arm": position.arm,
+        "try": position.attempt,
+    }  # fmt: skip
+    return ", ".join(f"{name} {value}" for name, value in said.items() if value is not None)
 
 
 def host_rows(predicate: Predicate) -> Iterator[tuple[str, str, str]]:

@@ -13,6 +13,11 @@ from receipts.sums import parse_sums
 RECEIPT_NAME: Final = re.compile(r"([0-9]{8,})-([a-z-]+)-([0-9a-f]{12})\.json")
 ENVELOPE_NAME: Final = re.compile(r"([0-9]{8,}-[a-z-]+-[0-9a-f]{12})\.([0-9a-f]{12})\.dsse\.json")
 
+STAGED_NAME: Final = re.compile(rf"{RECEIPT_NAME.pattern}|{ENVELOPE_NAME.pattern}|sample-[0-9a-f]{{64}}")
+"""What a writer may have in ``pending/``."""
+OWN_NAMES: Final = frozenset({"HEAD", "HEAD.new", "SHA256SUMS", ".lock", "receipts", "samples", "pending"})
+"""What may lie in the store's folder; ``HEAD.new`` is a head that was not renamed before its writer died."""
+
 
 def receipt_stem(sequence: int, kind: str, digest: str) -> str:
     """File name of a receipt without its suffix."""
@@ -48,6 +53,7 @@ class Snapshot:
         receipts: File names in ``receipts/`` that are no envelopes, sorted; whatever else lies there too.
         envelopes: Stem of a receipt -> names of its envelopes.
         in_flight: Names of receipts that a writer is publishing, or was when it died; the next writer finishes them.
+        others: Paths of raw files, and of whatever lies in the store and has no name of ours.
     """
 
     head: Head
@@ -55,9 +61,12 @@ class Snapshot:
     receipts: Sequence[str]
     envelopes: Mapping[str, tuple[str, ...]]
     in_flight: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
 
-def take_snapshot(head: Head, sums: bytes, names: Iterable[str], pending: Iterable[str]) -> Snapshot:
+def take_snapshot(
+    head: Head, sums: bytes, names: Iterable[str], pending: Iterable[str], others: Iterable[str] = ()
+) -> Snapshot:
     """The log as HEAD counts it: what has a twin in ``pending/`` and is not counted yet has not happened.
 
     Raises:
@@ -65,8 +74,11 @@ def take_snapshot(head: Head, sums: bytes, names: Iterable[str], pending: Iterab
     """
     receipts, envelopes = sort_names(names)
     staged = set(pending)
+    # A raw file that is being published has its twin in ``pending/`` as well.
+    beside = tuple(path for path in others if f"sample-{path.removeprefix('samples/')}" not in staged)
     if not staged:
-        return Snapshot(head, parse_sums(sums), receipts, envelopes, ())
+        return Snapshot(head, parse_sums(sums), receipts, envelopes, (), beside)
+    beside += tuple(f"pending/{name}" for name in staged if not STAGED_NAME.fullmatch(name))
     hidden = {name for name in staged if not _is_published(name, head, staged)}
     return Snapshot(
         head,
@@ -74,6 +86,7 @@ def take_snapshot(head: Head, sums: bytes, names: Iterable[str], pending: Iterab
         [name for name in receipts if name not in hidden],
         {stem: kept for stem, all_ in envelopes.items() if (kept := tuple(n for n in all_ if n not in hidden))},
         tuple(name for name in receipts if name in hidden),
+        beside,
     )
 
 

@@ -122,6 +122,8 @@ def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -
         now_utc=trust.now_utc,
         signers=trust.signers,
         sums=snapshot.sums,
+        # After a head only new receipts are walked, so nobody knows which raw files the older ones account for.
+        others=[path for path in snapshot.others if since is None or not path.startswith("samples/")],
         head=snapshot.head,
         high_water=trust.high_water,
         witnesses=tuple(trust.witnesses),
@@ -161,7 +163,7 @@ def run_verify(
         keep: Keep = (lambda entry, verified: cases.append(case(entry, verified))) if junit else (lambda *_: None)
         verdict = StoreVerdict(walk(store, trust, keep=keep, since=base), base)
     except ReceiptError as error:
-        return _unreadable(error, path, json=json)
+        return unreadable(error, path, json=json)
     if junit:
         from coordinator.store_junit import write_junit
 
@@ -210,7 +212,7 @@ def read_anchor(path: Path | None) -> tuple[Witness, ...]:
     """A HEAD file that was kept elsewhere (a CI log, a commit), as a witness."""
     if path is None:
         return ()
-    head = parse_head(read_file(path, 4096))
+    head = parse_head(read_file(path, 4096), str(path))
     if head.head is None:
         return ()
     return (Witness(host="anchor", log=head.log, sequence=head.count - 1, head=head.head),)
@@ -229,10 +231,11 @@ def read_since(store: Store, since: str) -> Head:
         return Head(log=link.log, count=link.sequence + 1, head=receipt.id)
     if not Path(since).exists():
         raise UsageError("--since names neither a receipt id nor a file", found=since[:80])
-    return parse_head(read_file(Path(since), 4096))
+    return parse_head(read_file(Path(since), 4096), since)
 
 
-def _unreadable(error: ReceiptError, path: Path, *, json: bool) -> int:
+def unreadable(error: ReceiptError, path: Path, *, json: bool) -> int:
+    """Say that there is nothing to walk, with the one finding; the exit code of receipts that do not verify."""
     if json:
         finding = Finding(error.code, Outcome.FAIL, error.where, error.message)
         print_json({"result": "FAIL", "findings": [finding_document(finding)]})

@@ -64,21 +64,28 @@ class Head:
         return replace(self, count=self.count + 1, head=receipt.id)
 
 
-def parse_head(content: bytes) -> Head:
-    """Read a HEAD file.
+def parse_head(content: bytes, where: str = "HEAD") -> Head:
+    """Read a HEAD file; ``where`` is its name in a refusal.
 
     Raises:
-        ReceiptError: HEAD_MISMATCH when it does not have the three fields with the right types.
+        ReceiptError: TORN for an empty file or half a one, HEAD_MISMATCH when it does not have the three fields with
+            the right types, or what ``read_document`` refuses.
     """
-    document = read_document(content, 4096)
+    try:
+        document = read_document(content, 4096)
+    except ReceiptError as error:
+        if content.endswith(b"}\n") or error.code not in {Code.NOT_JSON, Code.NOT_UTF8, Code.TOO_DEEP}:
+            raise error.at(where) from error
+        message = f"expected {{count, head, log}} and a newline, found {len(content)} bytes that end before that"
+        raise ReceiptError(Code.TORN, message, where) from error
     if not isinstance(document, dict) or document.keys() != {"count", "head", "log"}:
-        raise ReceiptError(Code.HEAD_MISMATCH, "expected {count, head, log}", "HEAD")
+        raise ReceiptError(Code.HEAD_MISMATCH, "expected {count, head, log}", where)
     count, head, log = document["count"], document["head"], document["log"]
     is_digest = isinstance(head, str) and len(head) == 64 and set(head) <= set("0123456789abcdef")
     is_count = isinstance(count, int) and not isinstance(count, bool) and count >= 0
     is_log = isinstance(log, str) and len(log) == 32 and set(log) <= set("0123456789abcdef")
     if not is_count or not is_log or not (is_digest if count else head is None):
-        raise ReceiptError(Code.HEAD_MISMATCH, f"not a head: count {count!r:.40}, head {head!r:.80}", "HEAD")
+        raise ReceiptError(Code.HEAD_MISMATCH, f"not a head: count {count!r:.40}, head {head!r:.80}", where)
     return Head(log=log, count=count, head=head)
 
 

@@ -110,6 +110,7 @@ class Options:
         signers: Who is trusted; None verifies integrity only.
         require_signature: An unsigned receipt is a finding.
         sums: SHA256SUMS as name -> digest; None when there is none to compare.
+        others: Paths of the store beside receipts and lists; each must be one that a receipt accounts for.
         head: What the HEAD file says.
         high_water: The furthest head of this log that was ever accepted.
         witnesses: Heads that guards recorded.
@@ -123,6 +124,7 @@ class Options:
     signers: AllowedSigners | None = None
     require_signature: bool = False
     sums: Mapping[str, str] | None = None
+    others: Sequence[str] = ()
     head: Head | None = None
     high_water: Head | None = None
     witnesses: Sequence[bodies.Witness] = ()

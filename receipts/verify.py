@@ -11,7 +11,8 @@ Steps per receipt::
     (4) SHA256SUMS                               (9) its verdict, computed again
     (5) its parents came before it               (10) its signatures
 
-and at the end (11) HEAD, (12) SHA256SUMS has nothing else, (13) the high-water mark, (14) what witnesses recorded.
+and at the end (11) HEAD, (12) SHA256SUMS and the folder have nothing else, (13) the high-water mark, (14) what
+witnesses recorded.
 """
 
 from __future__ import annotations
@@ -274,6 +275,8 @@ class LogVerifier:
             # (12) A line for a file that is not here: something was removed.
             for path in sorted(self.options.sums.keys() - self._named):
                 self._find(Code.SUMS_MISMATCH, path, "SHA256SUMS names it and no receipt accounts for it")
+        for path in sorted(set(self.options.others) - self._named):
+            self._find(Code.FOREIGN, path, "it lies in the store and no receipt accounts for it")
         # (13) What was accepted before must still be there.
         if self.options.high_water is not None:
             mark = self.options.high_water

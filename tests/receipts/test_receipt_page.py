@@ -58,7 +58,7 @@ def public_key(tmp_path: Path) -> Path:
 
 def test_the_page_verifies_a_sound_store(store: Store, public_key: Path, tmp_path: Path) -> None:
     """Red when a command on the page is wrong, or the bytes are not what the page says."""
-    assert len(commands()) == 7
+    assert len(commands()) == 8
     found = run_page(store.path, public_key, tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "every check ran" in found.stdout
@@ -107,7 +107,54 @@ def test_the_page_finds_another_signer(store: Store, public_key: Path, tmp_path:
     public_key.write_bytes(other.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
     found = run_page(store.path, public_key, tmp_path)
     assert found.returncode != 0
+    assert "not signed by this key" in found.stdout
+
+
+def test_the_page_finds_a_stranger_s_signature_under_this_key_s_id(
+    store: Store, public_key: Path, tmp_path: Path
+) -> None:
+    """Red when a key id is a reason for trust."""
+    path = arm_file(store)
+    forged = json.loads(signer("stranger").sign(path.read_bytes()))
+    forged["signatures"][0]["keyid"] = signer().keyid
+    envelope = path.with_name(f"{path.stem}.{signer().keyid[:12]}.dsse.json")
+    rewrite(envelope, json.dumps(forged).encode(), store.path, fix_sums=True)
+    found = run_page(store.path, public_key, tmp_path)
+    assert found.returncode != 0
     assert "bad signature" in found.stdout
+
+
+def test_the_page_finds_a_signature_that_was_taken_away(store: Store, public_key: Path, tmp_path: Path) -> None:
+    """Red when only the envelopes that are there are looked at: without them the store would pass as signed."""
+    for envelope in (store.path / "receipts").glob("00000001-*.dsse.json"):
+        sums = store.path / "SHA256SUMS"
+        sums.write_text("".join(line for line in sums.read_text().splitlines(True) if envelope.name not in line))
+        envelope.unlink()
+    found = run_page(store.path, public_key, tmp_path)
+    assert found.returncode != 0
+    assert "not signed by this key" in found.stdout
+
+
+def test_the_page_accepts_a_second_signer_s_envelopes(store: Store, public_key: Path, tmp_path: Path) -> None:
+    """Red when somebody else's signature beside a receipt counts as a bad one of this key."""
+    store.countersign(store.head().head or "", signer("auditor"))
+    found = run_page(store.path, public_key, tmp_path)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "samples/" + "0" * 64, "receipts/.hidden.json"])
+def test_the_page_finds_a_foreign_file(store: Store, public_key: Path, tmp_path: Path, name: str) -> None:
+    (store.path / name).write_bytes(b"x")
+    found = run_page(store.path, public_key, tmp_path)
+    assert found.returncode != 0
+    assert "no list names" in found.stdout
+
+
+def test_the_page_finds_a_link(store: Store, public_key: Path, tmp_path: Path) -> None:
+    (store.path / "samples" / "link").symlink_to("/etc/hostname")
+    found = run_page(store.path, public_key, tmp_path)
+    assert found.returncode != 0
+    assert "a link lies" in found.stdout
 
 
 def test_the_page_finds_white_space(store: Store, public_key: Path, tmp_path: Path) -> None:
