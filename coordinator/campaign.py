@@ -17,10 +17,11 @@ from coordinator import __version__
 from coordinator.campaign_result import CampaignResult, HoldResult
 from coordinator.clock import Clock
 from coordinator.compare_receipt import write_comparison
+from coordinator.data import policy_path
 from coordinator.doctor import host_checks, parity_rows, write_facts_receipt
-from coordinator.errors import AdmissionRefused, CoordinatorError
-from coordinator.evidence import EvidenceWriter
-from coordinator.gate_admission import Admission, admit_store, verify_store
+from coordinator.errors import AdmissionRefused, CoordinatorError, GateFailed
+from coordinator.evidence import Clockings, EvidenceWriter
+from coordinator.gate_admission import Admission, AdmitRequest, admit_store, verify_store
 from coordinator.guard_client import GuardRefusal, as_coordinator_error
 from coordinator.hold_arms import HoldBody
 from coordinator.hold_receipts import is_untouched, write_attempt, write_budget, write_hold, write_steps_budget
@@ -32,6 +33,7 @@ from coordinator.store import ReceiptId, Signer, Store
 from coordinator.trial import measure_steps
 from coordinator.window import Window
 from receipts import bodies
+from receipts.errors import ReceiptError
 from receipts.fields import Kind, Parent, Subject
 from windows.budget import BudgetEvidence, require_budget
 from windows.compare import compare
@@ -136,9 +138,9 @@ class Campaign:
         result.comparison_receipt = write_comparison(self.writer, self.compiled, comparison, result.holds)
         return result
 
-    def admit(self, policy: Path) -> Admission:
-        """Evaluate one policy over the store and write the admission receipt."""
-        return admit_store(self.writer, policy)
+    def admit(self, request: AdmitRequest) -> Admission:
+        """Evaluate the final stage of a policy over the store and write the admission receipt."""
+        return admit_store(self.writer, policy_path(request.policy), request=request)
 
     def verify_store(self, result: CampaignResult) -> None:
         """Verify what was written, as a stranger would."""
@@ -233,14 +235,31 @@ class Campaign:
             result.error = as_coordinator_error(refusal)
         except CoordinatorError as error:
             result.error = error
+        except ReceiptError as error:
+            result.error = _without_receipt(error)
         finally:
-            if result.error is not None and is_untouched(window):
-                write_attempt(self.writer, "hold", "open", result.error, started)
-            else:
-                result.receipt = write_hold(self.writer, window, started, self.evidence_parents())
+            self._leave_receipt(result, started)
         if result.error is not None:
             self.reporter.error(result.error.lines())
         return result
+
+    def _leave_receipt(self, result: HoldResult, started: Clockings) -> None:
+        """The hold's receipt, or the attempt's; a store that takes none changes nothing about the hold itself."""
+        try:
+            if result.error is not None and is_untouched(result.window):
+                write_attempt(self.writer, "hold", "open", result.error, started)
+            else:
+                result.receipt = write_hold(self.writer, result.window, started, self.evidence_parents())
+        except ReceiptError as error:
+            result.error = result.error or _without_receipt(error)
+
+
+def _without_receipt(error: ReceiptError) -> GateFailed:
+    return GateFailed(
+        "a receipt cannot be written, and a hold without receipts proves nothing",
+        found=str(error),
+        next_step="make room or name another --store; `coordinator receipts verify` says what the store has",
+    )
 
 
 def open_campaign(

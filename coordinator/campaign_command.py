@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.campaign import Campaign, open_campaign
 from coordinator.campaign_lock import campaign_lock
 from coordinator.campaign_result import CampaignResult
 from coordinator.clock import Clock, SystemClock
-from coordinator.data import policy_path
 from coordinator.evidence_search import find_evidence, read_all
+from coordinator.gate_admission import OPEN_STAGE, AdmitRequest, plain_writer, require_admissible, require_stage
 from coordinator.identity import source_digests
+from coordinator.keys import signer_from
 from coordinator.production import require_free
 from coordinator.render import Reporter, print_json
 from coordinator.session import open_sessions, stage_programs
@@ -19,6 +21,7 @@ from coordinator.show_plan import compile_files
 from coordinator.signals import InterruptFlag
 from coordinator.store import Store
 from receipts.fields import Kind, Outcome
+from receipts.policy import Policy
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
 from windows.plan import Purpose
@@ -26,30 +29,42 @@ from windows.plan import Purpose
 _BEAT_S = 1.0
 
 
-def run_campaign_command(site: Path, plan: Path, store: Path, policy: str, *, json: bool) -> int:
-    """Run a plan on the site's hosts: a first hold, or a whole campaign with its admission."""
+def run_campaign_command(site: Path, plan: Path, request: AdmitRequest, *, json: bool) -> int:
+    """Run a plan on the site's hosts: a first hold or a whole campaign, between the two stages of its policy.
+
+    Args:
+        site: Site file.
+        plan: Plan file.
+        request: Store, key, signers and policy; without a policy, ``first-hold`` for a first hold and ``live`` else.
+        json: One document on stdout.
+    """
     compiled = compile_files(site, plan)
-    # Before any host: a name that is wrong here must not be found out after two holds.
-    policy_file = policy_path(policy)
+    is_first = compiled.plan.purpose is Purpose.FIRST_HOLD
+    asked = replace(request, policy=request.policy or ("first-hold" if is_first else "live")).on(compiled.site)
+    # Before any host: what is wrong here must not be found out after two holds.
+    policy = require_admissible(asked)
     with ExitStack() as stack:
-        campaign = _opened(stack, compiled, site, plan, store, json=json)
-        if compiled.plan.purpose is Purpose.FIRST_HOLD:
+        campaign = _opened(stack, compiled, site, plan, asked, policy=policy, json=json)
+        result = CampaignResult(compiled, asked.store)
+        if is_first:
             campaign.measure_budget(compiled)
-            result = CampaignResult(compiled, store)
             result.holds += campaign.holds
         else:
             result = campaign.run()
-            if result.comparison is not None:
-                result.admissions.append(campaign.admit(policy_file))
+        if is_first or result.comparison is not None:
+            result.admissions.append(campaign.admit(asked))
         campaign.verify_store(result)
+    is_denied = any(not admission.is_admitted for admission in result.admissions)
+    # What the comparison says is worth more than that a policy denies for it.
+    code = ExitCode.GATE_FAILED if is_denied and result.exit_code is ExitCode.DONE else result.exit_code
     if json:
-        print_json(result.to_document())
+        print_json(result.to_document() | {"exit_code": int(code), "meaning": code.meaning})
     else:
         result.render(campaign.reporter)
-    return int(result.exit_code)
+    return int(code)
 
 
-def open_hold(site: Path, plan: Path, store: Path, *, number: int, reason: str, json: bool) -> int:
+def open_hold(site: Path, plan: Path, request: AdmitRequest, *, number: int, reason: str, json: bool) -> int:
     """Open one hold and keep it until a signal, the deadline or a loss ends it; then production comes back.
 
     The command stays in the foreground because the hosts restore as soon as nobody beats any more: a hold that no
@@ -57,7 +72,7 @@ def open_hold(site: Path, plan: Path, store: Path, *, number: int, reason: str, 
     """
     compiled = compile_files(site, plan)
     with ExitStack() as stack:
-        campaign = _opened(stack, compiled, site, plan, store, json=json)
+        campaign = _opened(stack, compiled, site, plan, request, policy=None, json=json)
         held = campaign.hold_open(number, reason)
     if json:
         print_json({"hold_id": held.window.hold_id, "receipt": held.receipt, "exit_code": int(held.exit_code)})
@@ -65,8 +80,18 @@ def open_hold(site: Path, plan: Path, store: Path, *, number: int, reason: str, 
     return int(ExitCode.DONE if held.exit_code is ExitCode.INTERRUPTED else held.exit_code)
 
 
-def _opened(stack: ExitStack, compiled: CompiledPlan, site: Path, plan: Path, store: Path, *, json: bool) -> Campaign:
-    """Evidence first, then hosts: a refusal for missing evidence has contacted nobody."""
+def _opened(
+    stack: ExitStack,
+    compiled: CompiledPlan,
+    site: Path,
+    plan: Path,
+    request: AdmitRequest,
+    *,
+    policy: Policy | None,
+    json: bool,
+) -> Campaign:
+    """Evidence first, then the policy's opening stage, then hosts: a refusal for either has contacted nobody."""
+    store, signer = request.store, signer_from(request.key)
     clock: Clock = SystemClock()
     reporter = Reporter(clock.utc, quiet=json)
     reporter.step(
@@ -80,6 +105,8 @@ def _opened(stack: ExitStack, compiled: CompiledPlan, site: Path, plan: Path, st
     )
     interrupt = stack.enter_context(InterruptFlag())
     stack.enter_context(campaign_lock(store.absolute(), f"plan {compiled.plan.name}", clock))
+    if policy is not None and any(stage.name == OPEN_STAGE for stage in policy.document.stage):
+        require_stage(plain_writer(store, clock, signer), request, OPEN_STAGE, reporter)
     sessions = stack.enter_context(open_sessions(compiled.site, clock))
     require_free(sessions, site)
     for session in sessions:
@@ -96,6 +123,7 @@ def _opened(stack: ExitStack, compiled: CompiledPlan, site: Path, plan: Path, st
         clock=clock,
         is_rehearsal=False,
         manifest=plan.parent / load.manifest if load is not None else plan,
+        signer=signer,
     )
     for receipt, predicate in read_all(Store(store)):
         if predicate.kind == Kind.BUDGET and predicate.verdict.outcome is Outcome.PASS:

@@ -30,6 +30,7 @@ app.command("admit")(cli_receipts.admit)
 SiteOption = Annotated[Path, typer.Option("--site", help="Site file: hosts, pinned keys, production services.")]
 PlanOption = Annotated[Path, typer.Option("--plan", help="Plan file: arms, bounds, margin, load.")]
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the receipt store.")]
+KeyOption = Annotated[Path | None, typer.Option("--key", help="Sign every receipt with this key as it is written.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -60,13 +61,25 @@ def campaign(
     site: SiteOption = Path("site.toml"),
     plan: PlanOption = Path("plan.toml"),
     store: StoreOption = Path("receipts-store"),
-    policy: Annotated[str, typer.Option("--policy", help="Admission policy: a shipped name or a path.")] = "live",
+    policy: Annotated[
+        str, typer.Option("--policy", help="A shipped policy's name or a path; default: live, or first-hold for one.")
+    ] = "",
+    key: KeyOption = None,
+    signers: Annotated[
+        Path | None, typer.Option("--signers", help="Allowed-signers file; default: the site file's.")
+    ] = None,
+    anchor: Annotated[Path | None, typer.Option("--anchor", help="A HEAD file kept elsewhere; must be in it.")] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Where accepted heads are kept; default: one per user.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """HOLD 1 (pair-qualify, A1, B1), HOLD 2 (pair-qualify, B2, A2), comparison, admission, on the site's hosts."""
     from coordinator.campaign_command import run_campaign_command
+    from coordinator.gate_admission import AdmitRequest
 
-    _finish(run_campaign_command(site, plan, store, policy, json=json))
+    request = AdmitRequest(policy=policy, store=store, key=key, signers=signers, anchor=anchor, state=state)
+    _finish(run_campaign_command(site, plan, request, json=json))
 
 
 @app.command()
@@ -85,12 +98,13 @@ def plan(
 def doctor(
     site: SiteOption = Path("site.toml"),
     store: StoreOption = Path("receipts-store"),
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Read-only preflight of every host, in parallel: a table and a host-facts receipt."""
     from coordinator.doctor import run_doctor
 
-    _finish(run_doctor(site, store, json=json))
+    _finish(run_doctor(site, store, key=key, json=json))
 
 
 @app.command()
@@ -137,12 +151,16 @@ def run(argv: Sequence[str], application: Callable[..., Any] = app) -> int:
 def _refused(error: Exception) -> int:
     from coordinator.errors import CoordinatorError
     from coordinator.render import Reporter
+    from receipts.errors import Code, ReceiptError
 
     lines: list[str]
     if isinstance(error, CoordinatorError):
         lines, code = error.lines(), int(error.exit_code)
     elif hasattr(error, "exit_code") and hasattr(error, "format_message"):
         lines, code = [str(error.format_message())], int(error.exit_code)
+    elif isinstance(error, ReceiptError):
+        # A store that cannot be written is a wrong folder or a full disk; one that cannot be read is not evidence.
+        lines, code = [str(error)], 2 if error.code is Code.NOT_WRITTEN else 60
     else:
         # Never with local variables: they may hold what must not be printed.
         lines = ["internal error, please report it:", *traceback.format_exception(error)[-3:]]

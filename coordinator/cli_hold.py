@@ -17,6 +17,7 @@ PlanOption = Annotated[Path, typer.Option("--plan", help="Plan file: arms, bound
 StoreOption = Annotated[Path, typer.Option("--store", help="Folder of the receipt store.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 HoldOption = Annotated[str | None, typer.Option("--hold", help="Hold id; the one the hosts name when left out.")]
+KeyOption = Annotated[Path | None, typer.Option("--key", help="Sign the receipts of this command with this key.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why; it is kept in a receipt.")]
 
 _SITE, _PLAN, _STORE = Path("site.toml"), Path("plan.toml"), Path("receipts-store")
@@ -29,12 +30,15 @@ def hold_open(
     site: SiteOption = _SITE,
     plan: PlanOption = _PLAN,
     store: StoreOption = _STORE,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Lease, snapshot, arm the dead-man, stop production; stay until Ctrl-C or the deadline; then put it back."""
     from coordinator import campaign_command
+    from coordinator.gate_admission import AdmitRequest
 
-    raise typer.Exit(campaign_command.open_hold(site, plan, store, number=number, reason=reason, json=json))
+    request = AdmitRequest(policy="", store=store, key=key)
+    raise typer.Exit(campaign_command.open_hold(site, plan, request, number=number, reason=reason, json=json))
 
 
 @hold_app.command("status")
@@ -47,24 +51,34 @@ def hold_status(site: SiteOption = _SITE, json: JsonOption = False) -> None:
 
 @hold_app.command("close")
 def hold_close(
-    hold: HoldOption = None, site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False
+    hold: HoldOption = None,
+    site: SiteOption = _SITE,
+    store: StoreOption = _STORE,
+    key: KeyOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Restore to the recorded state, prove it with a real request, release."""
     from coordinator import hold_commands
 
     raise typer.Exit(
-        hold_commands.end_hold(site, store, verb="recover", hold_id=hold, reason="closed by hand", json=json)
+        hold_commands.end_hold(site, store, verb="recover", hold_id=hold, reason="closed by hand", key=key, json=json)
     )
 
 
 @hold_app.command("recover")
 def hold_recover(
-    hold: HoldOption = None, site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False
+    hold: HoldOption = None,
+    site: SiteOption = _SITE,
+    store: StoreOption = _STORE,
+    key: KeyOption = None,
+    json: JsonOption = False,
 ) -> None:
     """Close exactly one hold whose coordinator is gone; works from any machine, with or without its journal."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.end_hold(site, store, verb="recover", hold_id=hold, reason="recovered", json=json))
+    raise typer.Exit(
+        hold_commands.end_hold(site, store, verb="recover", hold_id=hold, reason="recovered", key=key, json=json)
+    )
 
 
 @hold_app.command("abort")
@@ -73,12 +87,13 @@ def hold_abort(
     hold: HoldOption = None,
     site: SiteOption = _SITE,
     store: StoreOption = _STORE,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """End owned runs now, restore, prove, release."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.end_hold(site, store, verb="abort", hold_id=hold, reason=reason, json=json))
+    raise typer.Exit(hold_commands.end_hold(site, store, verb="abort", hold_id=hold, reason=reason, key=key, json=json))
 
 
 @hold_app.command("clear")
@@ -87,12 +102,13 @@ def hold_clear(
     hold: HoldOption = None,
     site: SiteOption = _SITE,
     store: StoreOption = _STORE,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """A person looked: end the restore debt without proof. Starts nothing, leaves a receipt."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.end_hold(site, store, verb="clear", hold_id=hold, reason=reason, json=json))
+    raise typer.Exit(hold_commands.end_hold(site, store, verb="clear", hold_id=hold, reason=reason, key=key, json=json))
 
 
 @lease_app.command("show")
@@ -109,9 +125,10 @@ def lease_break(
     hold: HoldOption = None,
     site: SiteOption = _SITE,
     store: StoreOption = _STORE,
+    key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Take a lease away from its holder. Restore debt stays: recover, abort or clear must follow."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.end_hold(site, store, verb="break", hold_id=hold, reason=reason, json=json))
+    raise typer.Exit(hold_commands.end_hold(site, store, verb="break", hold_id=hold, reason=reason, key=key, json=json))

@@ -144,6 +144,9 @@ def keys_list(
 def admit(
     policy: Annotated[str, typer.Argument(metavar="POLICY", help="A shipped policy's name, or a path to one.")],
     store: StoreOption = _STORE,
+    site: Annotated[
+        Path | None, typer.Option("--site", help="Site file: its pinned policies and its signers count.")
+    ] = None,
     stage: Annotated[str, typer.Option("--stage", help="Which stage of the policy.")] = "final",
     plan: Annotated[str | None, typer.Option("--plan", help="Plan digest; default: the newest anchor's.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Print every rule, not only those that failed.")] = False,
@@ -168,4 +171,8 @@ def admit(
         now=now,
         state=state,
     )
+    if site is not None:
+        from coordinator.config import read_site
+
+        request = request.on(read_site(site)[0])
     raise typer.Exit(run_admit(request, explain=explain, json=json))

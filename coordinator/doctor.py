@@ -10,6 +10,7 @@ from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
 from coordinator.evidence import Clockings, EvidenceWriter
 from coordinator.identity import source_digests
+from coordinator.keys import signer_from
 from coordinator.render import Reporter, print_json
 from coordinator.session import HostSession, open_sessions
 from coordinator.store import Store
@@ -22,13 +23,20 @@ _PARITY = ("kernel", "os", "python", "systemd")
 _GPU_PARITY = ("name", "driver", "vbios", "ecc", "mig", "compute_mode", "persistence")
 
 
-def run_doctor(site_path: Path, store_path: Path, *, json: bool, clock: Clock | None = None) -> int:
+def run_doctor(
+    site_path: Path, store_path: Path, *, json: bool, key: Path | None = None, clock: Clock | None = None
+) -> int:
     """Check every host, print the table, write one host-facts receipt."""
     clock = clock or SystemClock()
     site, _ = read_site(site_path)
     reporter = Reporter(clock.utc, quiet=json)
     writer = EvidenceWriter(
-        Store(store_path), source_digests()["coordinator"], clock, site.name, site.name == "rehearsal"
+        Store(store_path),
+        source_digests()["coordinator"],
+        clock,
+        site.name,
+        site.name == "rehearsal",
+        signer=signer_from(key),
     )
     started = writer.now()
     with open_sessions(site, clock) as sessions:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coordinator.clock import Clock, SystemClock
 from coordinator.data import policy_path
-from coordinator.errors import UsageError
+from coordinator.errors import AdmissionRefused, UsageError
 from coordinator.evidence import EvidenceWriter
 from coordinator.identity import source_digests
+from coordinator.keys import signer_from
 from coordinator.render import Reporter, print_json
 from coordinator.store import ReceiptId, Signer, Store
 from coordinator.store_files import read_file
@@ -29,10 +31,10 @@ from receipts.errors import ReceiptError
 from receipts.fields import Evidence, Kind, Parent, Position, Subject
 from receipts.gates import Decision, Facts, Record, decide, record
 from receipts.policy import Policy, parse_policy
-from receipts.signing import load_signer
 from windows.exit_codes import ExitCode
+from windows.site import Site
 
-FINAL_STAGE = "final"
+OPEN_STAGE, FINAL_STAGE = "open", "final"
 
 __all__ = ["Admission", "AdmitRequest", "StoreVerdict", "admit_store", "run_admit", "verify_store"]
 
@@ -94,6 +96,12 @@ class AdmitRequest:
     anchor: Path | None = None
     now: str | None = None
     state: Path | None = None
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+    def on(self, site: Site) -> AdmitRequest:
+        """The same request with what the site file pins: its policies, and its signers unless others are named."""
+        signers = self.signers or (Path(site.signers) if site.signers else None)
+        return replace(self, signers=signers, pins=dict(site.policy_pins))
 
 
 def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
@@ -106,8 +114,7 @@ def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
     except ReceiptError as error:
         return unreadable(error, request.store, json=json)
     try:
-        signer = load_signer(read_file(request.key)) if request.key else None
-        writer = _writer(request.store, clock, signer)
+        writer = plain_writer(request.store, clock, signer_from(request.key))
         admission = admit_store(writer, policy_path(request.policy), request=request)
     except ReceiptError as error:
         raise UsageError(f"cannot evaluate: {error}", where=str(request.store)) from error
@@ -122,7 +129,8 @@ def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
     return int(ExitCode.ADMISSION_REFUSED if is_whole else ExitCode.RECEIPTS_INVALID)
 
 
-def _writer(store: Path, clock: Clock, signer: Signer | None) -> EvidenceWriter:
+def plain_writer(store: Path, clock: Clock, signer: Signer | None) -> EvidenceWriter:
+    """A writer of receipts that belong to no plan."""
     return EvidenceWriter(
         store=Store(store),
         source_sha256=source_digests()["coordinator"],
@@ -152,13 +160,67 @@ def admit_store(writer: EvidenceWriter, policy_file: Path, *, request: AdmitRequ
     return Admission(decision, receipt)
 
 
+def require_admissible(request: AdmitRequest) -> Policy:
+    """Refuse, before any host is contacted, what this request's policy could never admit at the end.
+
+    Returns:
+        The policy.
+
+    Raises:
+        AdmissionRefused: The policy is not the pinned one, or wants signatures that this run would not leave.
+        UsageError: A file that the request names cannot be read.
+    """
+    path = policy_path(request.policy)
+    signer = signer_from(request.key)
+    try:
+        policy, signers = parse_policy(read_file(path)), read_signers(request.signers)
+        read_anchor(request.anchor)
+    except ReceiptError as error:
+        raise UsageError(f"cannot be used for an admission: {error}", where=error.where or str(path)) from error
+    name = policy.document.name
+    pin = request.pins.get(name)
+    if request.pins and policy.sha256 != pin:
+        raise AdmissionRefused(
+            f"policy {name} is not the one that the site file pins", expected=pin or "a pin of this name",
+            found=policy.sha256, where=str(path), next_step="review the policy, then pin its digest in policy_pins",
+        )  # fmt: skip
+    if all(stage.signature != "required" for stage in policy.document.stage):
+        return policy
+    if signer is None or signers is None or signers.get(signer.keyid) is None:
+        found = "no --key" if signer is None else "no allowed signers" if signers is None else f"key {signer.keyid}"
+        raise AdmissionRefused(
+            f"policy {name} admits signed receipts only, and this run would leave others",
+            expected="--key of a signer in the allowed-signers file (`signers` in the site file, or --signers)",
+            found=found, next_step="`coordinator keys new NAME --out KEY` makes a key and prints its entry",
+        )  # fmt: skip
+    return policy
+
+
+def require_stage(writer: EvidenceWriter, request: AdmitRequest, stage: str, reporter: Reporter) -> Admission:
+    """Evaluate a stage that must admit before anything goes on; leaves the admission receipt either way.
+
+    Raises:
+        AdmissionRefused: It denies; every rule that does not hold was printed.
+    """
+    admission = admit_store(writer, policy_path(request.policy), request=replace(request, stage=stage))
+    if not admission.is_admitted:
+        admission.render(reporter)
+        wrong = [row for row in admission.decision.rows if row.ok is not True]
+        raise AdmissionRefused(
+            f"policy {admission.decision.policy.document.name} does not admit stage {stage}; no host was contacted",
+            expected=f"{wrong[0].field}: {wrong[0].expected}" if wrong else "a rule that was evaluated",
+            found=wrong[0].found if wrong else "none", where=f"receipt {admission.receipt}",
+            next_step=f"`coordinator admit {request.policy} --stage {stage} --explain` shows every rule",
+        )  # fmt: skip
+    return admission
+
+
 def _facts(writer: EvidenceWriter, asked: AdmitRequest, marks: Marks) -> Facts:
     records: list[Record] = []
     now = asked.now or writer.clock.utc()
     mark = marks.get(writer.store.head().log)
-    trust = Trust(
-        now_utc=now, signers=read_signers(asked.signers), high_water=mark, witnesses=read_anchor(asked.anchor)
-    )
+    signers = read_signers(asked.signers)
+    trust = Trust(now_utc=now, signers=signers, high_water=mark, witnesses=read_anchor(asked.anchor))
     report = walk(
         writer.store,
         trust,
@@ -173,6 +235,8 @@ def _facts(writer: EvidenceWriter, asked: AdmitRequest, marks: Marks) -> Facts:
         # The first time there is no mark yet; then a head that a guard or CI kept has to stand in for it.
         had_high_water=mark is not None or report.num_witnesses > 0,
         is_clock_given=asked.now is not None,
+        signers_sha256=signers.sha256 if signers is not None else None,
+        policy_pins=asked.pins,
     )
 
 

@@ -14,11 +14,13 @@ from coordinator.errors import CoordinatorError, NotRestored, UsageError
 from coordinator.evidence import PASS, EvidenceWriter, verdict
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.identity import source_digests
+from coordinator.keys import signer_from
 from coordinator.production import program, seconds
 from coordinator.render import Reporter, print_json
 from coordinator.session import HostSession, in_parallel, open_reachable
-from coordinator.store import Store
+from coordinator.store import Signer, Store
 from receipts import bodies
+from receipts.errors import ReceiptError
 from receipts.fields import Exit, ExitKind, Kind, Outcome, Position, Row
 from windows.exit_codes import ExitCode, combine
 from windows.site import Site
@@ -98,6 +100,7 @@ def end_hold(
     hold_id: str | None,
     reason: str,
     json: bool,
+    key: Path | None = None,
     clock: Clock | None = None,
 ) -> int:
     """Recover, abort, clear or break exactly one hold on every host of the site that knows it.
@@ -107,7 +110,7 @@ def end_hold(
     clock = clock or SystemClock()
     site, _ = read_site(site_path)
     reporter = Reporter(clock.utc, quiet=json)
-    writer = _writer(store_path, site, clock)
+    writer = _writer(store_path, site, clock, signer_from(key))
     started = writer.now()
     with open_reachable(site, clock) as (sessions, lost):
         statuses = in_parallel(sessions, lambda session: session.guard.call("status"))
@@ -124,11 +127,11 @@ def end_hold(
         documents |= {name: _not_asked(error) for name, error in lost.items()}
         try:
             _receipt(writer, verb, hold, reason, knowing, documents, code, started)
-        except OSError as error:
+        except ReceiptError as error:
             # What became of production is what the person needs now; the same command writes the receipt later.
             reporter.error(
                 [
-                    f"no receipt was written: {error.strerror}",
+                    f"no receipt was written: {error}",
                     f"  where: {store_path}",
                     "  next: the same command again with --store and a folder that you can write",
                 ]
@@ -196,9 +199,10 @@ def the_only_hold(statuses: dict[str, Json], verb: str) -> str:
     raise UsageError(f"no hold to {verb}: every host is free", next_step="nothing to do")
 
 
-def _writer(store_path: Path, site: Site, clock: Clock) -> EvidenceWriter:
+def _writer(store_path: Path, site: Site, clock: Clock, signer: Signer | None) -> EvidenceWriter:
     is_rehearsal = site.name == "rehearsal"
-    return EvidenceWriter(Store(store_path), source_digests()["coordinator"], clock, site.name, is_rehearsal)
+    source = source_digests()["coordinator"]
+    return EvidenceWriter(Store(store_path), source, clock, site.name, is_rehearsal, signer=signer)
 
 
 def _receipt(

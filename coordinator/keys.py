@@ -85,6 +85,24 @@ def list_keys(path: Path, *, json: bool) -> int:
     return int(ExitCode.DONE)
 
 
+def signer_from(key: Path | None) -> Ed25519Signer | None:
+    """The signer of a command's ``--key``; None without one.
+
+    Raises:
+        UsageError: It is not a readable Ed25519 private key.
+    """
+    if key is None:
+        return None
+    try:
+        return load_signer(read_file(key))
+    except ReceiptError as error:
+        raise UsageError(
+            f"cannot sign with this key: {error}",
+            where=str(key),
+            next_step="`coordinator keys new` makes one; without --key receipts are unsigned and can be countersigned",
+        ) from error
+
+
 def countersign_receipt(store: Path, receipt_id: str, key: Path, *, json: bool) -> int:
     """Put one more signature beside a stored receipt."""
     try:

@@ -16,8 +16,9 @@ from coordinator.campaign_lock import campaign_lock
 from coordinator.campaign_result import CampaignResult
 from coordinator.clock import Clock, SystemClock
 from coordinator.config import read_site
-from coordinator.data import load_manifest, policy_path, tiny_pair
+from coordinator.data import load_manifest, tiny_pair
 from coordinator.errors import UsageError
+from coordinator.gate_admission import AdmitRequest
 from coordinator.local import LocalHost
 from coordinator.production import production, require_free
 from coordinator.rehearsal_site import (
@@ -100,8 +101,8 @@ def _campaign(
     campaign.measure_steps(sessions[0])
     result = campaign.run()
     if result.comparison is not None:
-        result.admissions.append(campaign.admit(policy_path("rehearsal")))
-        result.admissions.append(campaign.admit(policy_path("live")))
+        for policy in ("rehearsal", "live"):
+            result.admissions.append(campaign.admit(AdmitRequest(policy=policy, store=files.store)))
     campaign.verify_store(result)
     return result
 

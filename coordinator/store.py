@@ -84,6 +84,10 @@ class Store:
         """
         files = dict(samples or {})
         _require_samples(read_receipt(draft).predicate, files)
+        with _writing(self.path):
+            return self._append(draft, files, signer)
+
+    def _append(self, draft: bytes, files: Mapping[str, Path], signer: Signer | None) -> ReceiptId:
         self._create()
         with self._locked():
             self._recover()
@@ -102,7 +106,7 @@ class Store:
         Raises:
             receipts.errors.ReceiptError: No such receipt, it does not verify, or this key signed it already.
         """
-        with self._locked():
+        with _writing(self.path), self._locked():
             self._recover()
             name, content = self.find(receipt_id)
             read_receipt(content, expected_id=receipt_id)
@@ -373,6 +377,16 @@ class Store:
         """Content of a raw file, None when it is not in the store. The digest is the caller's to check."""
         path = staged if staged is not None and staged.exists() else self.sample_path(sha256)
         return read_file(path, max_bytes=1 << 32) if path.exists() else None
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turns what the file system refuses (full, read-only, not ours) into the one error."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write: {error.strerror}; the next writer finishes what was begun, or drops it"
+        raise ReceiptError(Code.NOT_WRITTEN, message, str(path)) from error
 
 
 def _require_samples(predicate: Predicate, files: Mapping[str, Path]) -> None:

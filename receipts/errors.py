@@ -34,6 +34,7 @@ class Code(StrEnum):
     SCHEMA = "schema"
     # the file
     NOT_A_FILE = "not-a-regular-file"
+    NOT_WRITTEN = "not-written"
     BAD_NAME = "bad-name"
     DIGEST_MISMATCH = "digest-mismatch"
     # the chain

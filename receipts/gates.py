@@ -85,6 +85,8 @@ class Facts:
         num_witnesses: Heads kept elsewhere that were compared (all findings are in ``report``).
         had_high_water: Whether a high-water mark was compared.
         is_clock_given: ``now`` was typed by a person (``--now``): evaluated, never admitted.
+        signers_sha256: Digest of the allowed-signers file, None without one.
+        policy_pins: Policy name to the digest that the site insists on; empty where no site was named.
     """
 
     report: LogReport
@@ -94,6 +96,8 @@ class Facts:
     num_witnesses: int = 0
     had_high_water: bool = False
     is_clock_given: bool = False
+    signers_sha256: str | None = None
+    policy_pins: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,7 @@ def decide(policy: Policy, stage: str, facts: Facts) -> Decision:
     """Evaluate one stage. Never raises for what it judges: what cannot be evaluated is a row that denies."""
     table = _Table(facts)
     try:
+        table.pinned(policy)
         table.run(policy.stage(stage))
     except ReceiptError as error:
         table.row("evaluation", "no error", str(error)[:400], False)
@@ -153,6 +158,13 @@ class _Table:
     def row(self, name: str, expected: str, found: str, ok: bool | None, source: str | None = None) -> None:
         self.rows.append(Row(field=name, expected=expected[:4000], found=found[:4000], ok=ok, source=source))
 
+    def pinned(self, policy: Policy) -> None:
+        """A site that pins policies accepts those bytes and no others, under that name and no other."""
+        pins = self.facts.policy_pins
+        if pins:
+            expected = pins.get(policy.document.name, f"one of {', '.join(sorted(pins))}")
+            self.row("policy.pin", expected, policy.sha256, policy.sha256 == expected)
+
     def run(self, stage: Stage) -> None:
         self._log(stage)
         by_id = {item.id: item for item in self.facts.records}
@@ -176,20 +188,22 @@ class _Table:
         if stage.witness:
             self.row("log.witness", "a head kept outside the store", str(facts.num_witnesses), facts.num_witnesses > 0)
         if stage.signature == "required":
-            found = "INTEGRITY ONLY: no allowed signers given" if report.is_integrity_only else "given"
+            given = f"given: {facts.signers_sha256}" if facts.signers_sha256 else "given"
+            found = "INTEGRITY ONLY: no allowed signers given" if report.is_integrity_only else given
             self.row("log.signers", "given", found, not report.is_integrity_only)
 
     def _anchor(self, stage: Stage) -> Record | None:
         plan = self.facts.plan_sha256
         fitting = [
             item for item in self.facts.records
-            if item.kind == stage.anchor.value and (plan is None or item.plan_sha256 == plan)
+            if item.kind == stage.anchor.value and (plan is None or not stage.same_plan or item.plan_sha256 == plan)
         ]  # fmt: skip
         anchor = fitting[-1] if fitting else None
         self.plan = plan or (anchor.plan_sha256 if anchor else None)
         found = anchor.id if anchor else "none"
         self.row("anchor", f"a {stage.anchor.value} receipt", found, anchor is not None, anchor.id if anchor else None)
-        self.row("plan", "one plan", self.plan or "none", self.plan is not None)
+        if stage.same_plan:
+            self.row("plan", "one plan", self.plan or "none", self.plan is not None)
         if stage.single_attempt:
             attempts = [item.id for item in fitting if item.plan_sha256 == self.plan]
             self.row("attempts", "one of this plan", str(len(attempts)), len(attempts) == 1)

@@ -77,6 +77,7 @@ class Stage(Block):
 
     Attributes:
         anchor: Kind whose newest receipt decides which plan is judged, unless the caller names the plan.
+        same_plan: The anchor is a receipt of the plan being decided; false before that plan has run at all.
         require: At least one requirement.
         same_source: Every chosen receipt was written by the same source tree.
         same_hardware: Kinds whose chosen receipts must name the same hosts and GPUs.
@@ -90,6 +91,7 @@ class Stage(Block):
     name: Name
     anchor: Annotated[Kind, Field(strict=False)]
     require: Annotated[tuple[Requirement, ...], _relaxed(128, 1)]
+    same_plan: bool = True
     same_source: bool = True
     same_hardware: Annotated[tuple[Annotated[Kind, Field(strict=False)], ...], _relaxed(12)] = ()
     parent_closure: bool = True
@@ -97,6 +99,12 @@ class Stage(Block):
     witness: bool = True
     single_attempt: bool = True
     signature: Literal["required", "optional"] = "required"
+
+    @model_validator(mode="after")
+    def _one_attempt_of_one_plan(self) -> Self:
+        if self.single_attempt and not self.same_plan:
+            raise ValueError("single_attempt counts receipts of the plan being decided, so it needs same_plan")
+        return self
 
 
 class PolicyDocument(Block):
