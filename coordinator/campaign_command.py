@@ -104,7 +104,9 @@ def _opened(
         now_utc=clock.utc(),
     )
     interrupt = stack.enter_context(InterruptFlag())
-    stack.enter_context(campaign_lock(store.absolute(), f"plan {compiled.plan.name}", clock))
+    # Beside the store, as everything is that is no evidence.
+    journals = store.absolute().parent / f"{store.name}-journals"
+    stack.enter_context(campaign_lock(journals, f"plan {compiled.plan.name}", clock))
     if policy is not None and any(stage.name == OPEN_STAGE for stage in policy.document.stage):
         require_stage(plain_writer(store, clock, signer), request, OPEN_STAGE, reporter)
     sessions = stack.enter_context(open_sessions(compiled.site, clock))
@@ -116,7 +118,7 @@ def _opened(
         compiled,
         sessions,
         store=store,
-        journals=store.parent / f"{store.name}-journals",
+        journals=journals,
         keep=store.parent / f"{store.name}-raw",
         reporter=reporter,
         interrupt=interrupt,
