@@ -47,6 +47,12 @@ class HoldResult:
     error: CoordinatorError | None = None
 
     @property
+    def state(self) -> str:
+        """The phase it ended in; of a hold that we lost, whether its hosts have proven production back meanwhile."""
+        state = self.window.journal.state
+        return "ended-by-hosts" if state.is_degraded and not state.hosts_in_debt() else state.phase.value
+
+    @property
     def exit_code(self) -> ExitCode:
         """Of this hold alone."""
         codes = [self.window.exit_code]
@@ -88,7 +94,7 @@ class CampaignResult:
                 {
                     "number": hold.number,
                     "hold_id": hold.window.hold_id,
-                    "state": hold.window.journal.state.phase.value,
+                    "state": hold.state,
                     "receipt": hold.receipt,
                     "qualification": hold.qualification,
                     "arms": dict(hold.arms),
@@ -118,7 +124,7 @@ class CampaignResult:
             (
                 str(hold.number),
                 hold.window.hold_id,
-                hold.window.journal.state.phase.value,
+                hold.state,
                 f"{overhead_ns(hold.window) / 1e9:.2f} s",
                 hold.receipt or "attempt",
             )

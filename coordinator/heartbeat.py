@@ -12,9 +12,12 @@ import threading
 from collections.abc import Sequence
 
 from coordinator.clock import Clock
-from coordinator.errors import CoordinatorError, LinkLost, OwnershipLost
+from coordinator.errors import CoordinatorError, GateFailed, LinkLost, OwnershipLost
 from coordinator.guard_client import GuardRefusal
 from coordinator.session import HostSession, in_parallel
+
+DEAD_MAN_GRACE_S = 15.0
+"""How long a dead-man may be gone: the host's own holder, or its service manager, starts it again within seconds."""
 
 
 class Heartbeat:
@@ -33,6 +36,7 @@ class Heartbeat:
         self._stopping = False
         self._loss: CoordinatorError | None = None
         self._last_ok_ns = {session.name: clock.monotonic_ns() for session in sessions}
+        self._dead_man_missing_ns: dict[str, int] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(session,), name=f"heartbeat-{session.name}", daemon=True)
             for session in sessions
@@ -63,6 +67,7 @@ class Heartbeat:
 
         Raises:
             OwnershipLost: A guard refused our claim, lost its holder, or saw a foreign process on a device.
+            GateFailed: A host's dead-man is gone for good; the hold is still ours to restore.
             LinkLost: A host has not heard from us for as long as it waits.
         """
         if self._loss is not None:
@@ -113,4 +118,22 @@ class Heartbeat:
                 f"{session.name}: the guard's holder is gone",
                 where=session.name,
                 next_step="the host puts production back by itself: `coordinator hold status` until it says free",
+            )
+        else:
+            self._look_after_dead_man(session.name, is_missing=result.get("dead_man_alive") is False)
+
+    def _look_after_dead_man(self, name: str, *, is_missing: bool) -> None:
+        """A hold without a dead-man is ended while we can still restore it: if we died now, nobody would."""
+        if not is_missing:
+            self._dead_man_missing_ns.pop(name, None)
+            return
+        now = self._clock.monotonic_ns()
+        gone_s = (now - self._dead_man_missing_ns.setdefault(name, now)) / 1e9
+        if gone_s > DEAD_MAN_GRACE_S:
+            self._loss = GateFailed(
+                f"{name}: the dead-man is gone and the host does not start it again",
+                where=name,
+                expected="a dead-man that restores if we do not",
+                found=f"none for {gone_s:.0f} s",
+                next_step="nothing: production goes back now; then look at what ends programs on that host",
             )

@@ -11,81 +11,29 @@ import getpass
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
 from coordinator.clock import Clock
 from coordinator.errors import (
-    AdmissionRefused,
     CoordinatorError,
-    GateFailed,
-    HardwareHeld,
-    HostUnreachable,
-    Interrupted,
     LinkLost,
     NotRestored,
-    OwnershipLost,
 )
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.heartbeat import Heartbeat
 from coordinator.journal import Journal
 from coordinator.render import Reporter
 from coordinator.session import HostSession, in_parallel
+from coordinator.window_record import ACTIONS, CAUSES, HostRecord, StateChange
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
 from windows.hold import exit_code
-from windows.hold_table import GONE, TOUCHED, Action, HoldEvent, HostFact, Moment, Phase
+from windows.hold_table import GONE, TOUCHED, HoldEvent, HostFact, Moment, Phase
 from windows.plan import StepKind
 
-_ACTIONS = {
-    "acquire": Action.LEASE,
-    "confirm": Action.READ,
-    "witness": Action.READ,
-    "snapshot": Action.SNAPSHOT,
-    "arm": Action.ARM,
-    "stop": Action.STOP,
-    "run": Action.RUN,
-    "end-run": Action.RUN,
-    "restore": Action.RESTORE,
-    "close": Action.RELEASE,
-}
-"""Guard verb to the action of the hold machine. ``confirm`` and ``witness`` change no production."""
-
-_CAUSES: tuple[tuple[type[BaseException], HoldEvent], ...] = (
-    (HardwareHeld, HoldEvent.HELD_BY_OTHER),
-    (HostUnreachable, HoldEvent.UNREACHABLE),
-    (AdmissionRefused, HoldEvent.REFUSED),
-    (GateFailed, HoldEvent.GATE_FAILED),
-    (Interrupted, HoldEvent.INTERRUPTED),
-    (KeyboardInterrupt, HoldEvent.INTERRUPTED),
-    (LinkLost, HoldEvent.LINK_LOST),
-    (OwnershipLost, HoldEvent.OWNERSHIP_LOST),
-)
-
-
-@dataclass
-class HostRecord:
-    """What one host reported during the hold; becomes its part of the hold receipt."""
-
-    epoch: int = 0
-    snapshot_sha256: str | None = None
-    stop_rows: list[Json] = field(default_factory=list)
-    restore_rows: list[Json] = field(default_factory=list)
-    service_ns: int = 0
-    restored_by: Literal["close", "none"] = "none"
-    witness_open: Json = field(default_factory=dict)
-    witness_close: Json = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StateChange:
-    """The hold entered a phase, so long after it was opened."""
-
-    state: str
-    monotonic_ns: int
-    reason: str
+ASK_EVERY_S = 0.5
 
 
 class Window:
@@ -234,7 +182,7 @@ class Window:
             GuardRefusal: The guard's refusal; journalled as failed.
             CoordinatorError: The outcome is unknown here; journalled as unknown.
         """
-        op = self.journal.intent(session.name, _ACTIONS[verb], verb)
+        op = self.journal.intent(session.name, ACTIONS[verb], verb)
         try:
             result = session.guard.call(verb, args, op=op, with_claim=with_claim, timeout_s=timeout_s)
         except GuardRefusal as refusal:
@@ -316,7 +264,7 @@ class Window:
             return
         if isinstance(cause, GuardRefusal):
             cause = as_coordinator_error(cause)
-        event = next((event for kind, event in _CAUSES if isinstance(cause, kind)), HoldEvent.STEP_FAILED)
+        event = next((event for kind, event in CAUSES if isinstance(cause, kind)), HoldEvent.STEP_FAILED)
         if event is HoldEvent.OWNERSHIP_LOST and self.journal.state.phase is Phase.PLANNED:
             event = HoldEvent.REFUSED
         self.note(event, str(cause) or type(cause).__name__)
@@ -364,8 +312,25 @@ class Window:
         return True
 
     def _ask_whether_ended(self, session: HostSession) -> None:
-        """Reads only: a hold that is no longer ours may have been restored by its host, and then nothing is owed."""
-        self._take_proof(session, session.guard.call("status", with_claim=False).get("last_outcome") or {})
+        """Reads only: a hold that is no longer ours is restored by its host, and then nothing is owed.
+
+        Asks until the host has ended the hold, or has had its time for that, or somebody else owes the proof.
+        """
+        status = session.guard.call("status", with_claim=False)
+        until_ns = self._clock.monotonic_ns() + int(self._time_to_end_s(status) * 1e9)
+        while not self._take_proof(session, status.get("last_outcome") or {}):
+            hold, debt = status.get("hold") or {}, status.get("debt") or {}
+            is_ours = (hold or debt).get("hold_id") == self.hold_id
+            is_stuck = bool(hold) and status["state"] == "degraded"
+            if not is_ours or is_stuck or self._clock.monotonic_ns() > until_ns:
+                return
+            self._clock.sleep(ASK_EVERY_S)
+            status = session.guard.call("status", with_claim=False)
+
+    def _time_to_end_s(self, status: Json) -> float:
+        """How long a host may need to end this hold by itself: its dead-man's time, then a restore."""
+        fires_s = (status.get("hold") or {}).get("fires_in_s") or 0.0
+        return max(float(fires_s), 0.0) + self.compiled.plan.restore_reserve_s
 
     def _release(self) -> None:
         held = [s for s in self.sessions if self.journal.state.host(s.name).phase not in GONE | TOUCHED]

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import random
 import shutil
 import signal
@@ -29,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.hosts.lab import Lab, why_not  # noqa: E402 - the repository's root comes first
-from tests.hosts.machine import LabError  # noqa: E402
+from tests.hosts.machine import LabError, send  # noqa: E402
 from tests.hosts.trio import NAMES, NUM_RECORDS, RESTORED_CODES, Driver, Trio  # noqa: E402
 
 Json = dict[str, Any]
@@ -92,8 +91,7 @@ def disturb(trio: Trio, driver: Driver, fault: str, name: str, freeze_s: float) 
         trio.reboot(machine)
     if fault in ("kill-guard", "kill-sshd") and machine.is_up:
         for pid in machine.pids("guard-" if fault == "kill-guard" else "sshd:"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
     if fault == "freeze" and driver.process.poll() is None:
         driver.signal(signal.SIGSTOP)
         time.sleep(freeze_s)

@@ -20,6 +20,7 @@ import pytest
 
 from windows.guard import devices, files, proc
 from windows.guard.errors import Refusal
+from windows.guard.state import State
 
 Json = dict[str, Any]
 
@@ -213,3 +214,14 @@ def test_witness_never_goes_back(host: Any) -> None:
     # Another store is another chain: its first head is no way back.
     host.ask("witness", {"log": "l2", "head": "cc", "sequence": 0})
     assert host.ask("witness", {"log": "l1", "head": None, "sequence": None}, op=None)["head"] == "bb"
+
+
+def test_a_torn_event_costs_only_itself(tmp_path: Path) -> None:
+    """Red when the line after one that a full disk tore is lost with it."""
+    state = State(str(tmp_path / "state"))
+    state.open()
+    state.event("acquired", None)
+    with Path(state.path("events.jsonl")).open("ab") as log:
+        log.write(b'{"event": "restore-be')
+    state.event("ended", None)
+    assert [event["event"] for event in state.events(0)] == ["acquired", "torn-line", "ended"]

@@ -73,7 +73,7 @@ def test_a_planted_secret_is_written_nowhere(host: Any, make_service: Callable[.
 def test_dead_man_and_close_at_the_same_moment(host: Any, make_service: Callable[..., Json]) -> None:
     service = make_service()
     start(host, service)
-    host.to("held", [service], deadline_s=4, restore_reserve_s=1)
+    host.to("held", [service], deadline_s=10, restore_reserve_s=1)
     fires = host.ask("status", op=None)["hold"]["fires_in_s"]
     time.sleep(max(0.0, fires - 0.2))
     with ThreadPoolExecutor(4) as pool:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
@@ -108,3 +109,31 @@ def test_service_start_is_not_repeated_blindly(host: Any, make_service: Callable
     host.ask("service-stop", {"service": service})
     forget_result(host, "s-1")
     assert host.refuse("service-start", {"service": service}, op="s-1")["code"] == "OP_UNKNOWN_OUTCOME"
+
+
+def test_service_start_takes_only_the_same_program_for_its_own(host: Any, make_service: Callable[..., Json]) -> None:
+    """Red when whatever runs under a service's name passes for it: another program, or the rest of a dead one."""
+    service = make_service("target", "child")
+    first = host.ask("service-start", {"service": service})
+    assert host.ask("service-start", {"service": service})["pid"] == first["pid"]
+    refused = host.refuse("service-start", {"service": dict(service, env={"KIND": "other"})})
+    assert (refused["code"], refused["found"].split(":")[0]) == ("NOT_OURS", f"pid {first['pid']}")
+    os.kill(first["pid"], signal.SIGKILL)
+    host.wait_for(lambda: host.reply("service-start", {"service": service})["error"]["code"] == "START_FAILED")
+    host.ask("service-stop", {"service": service})
+    assert host.ask("service-start", {"service": service})["pid"] != first["pid"]
+
+
+def test_a_restore_ends_what_a_dead_service_left(host: Any, make_service: Callable[..., Json]) -> None:
+    """Red when the child of a first process that died at its start keeps the service from ever coming back."""
+    service = make_service(start_s=3)
+    host.ask("service-start", {"service": service})
+    host.to("held", [service])
+    program_file = Path(service["start"][2])
+    right = program_file.read_text()
+    program_file.write_text("import os, time\nif os.fork() == 0:\n    time.sleep(600)\n")
+    assert host.ask("restore")["proven"] is False
+    assert host.pids_with(str(program_file)), "the child lives"
+    program_file.write_text(right)
+    assert host.ask("restore")["proven"] is True
+    host.ask("close")

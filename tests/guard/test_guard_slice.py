@@ -82,6 +82,25 @@ def test_dead_man_restores_when_everything_else_is_killed(host: Any, make_servic
     assert host.ask("close")["already"] is True
 
 
+def test_a_dead_man_that_is_killed_is_started_again(host: Any, make_service: Callable[..., Json]) -> None:
+    """Red when production stays down because the dead-man died before its coordinator did."""
+    service = make_service()
+    start_all(host, [service])
+    host.to("held", [service], deadline_s=300, restore_reserve_s=10, orphan_after_s=20)
+    beat = {"step_bound_s": None}
+    assert host.ask("heartbeat", beat)["dead_man_alive"] is True
+    for _ in range(2):
+        (pid,) = host.pids_with(f"{host.state} --internal deadman")
+        os.kill(pid, signal.SIGKILL)
+        assert host.ask("heartbeat", beat)["dead_man_alive"] is False
+        host.wait_for(lambda: host.ask("heartbeat", beat)["dead_man_alive"], 12)
+        assert len(host.pids_with(f"{host.state} --internal deadman")) == 1
+    events = host.ask("events", {"since": 0}, op=None)["records"]
+    assert sum(event["event"] == "dead-man-started-again" for event in events) == 2
+    host.wait_for(lambda: answers(service), 40)
+    host.wait_for(lambda: host.ask("status", op=None)["state"] == "free", 10)
+
+
 def test_dead_man_restores_an_orphaned_hold_early(host: Any, make_service: Callable[..., Json]) -> None:
     service = make_service()
     start_all(host, [service])

@@ -130,6 +130,15 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
+def send(pid: int, number: signal.Signals) -> bool:
+    """Signal a process that was seen a moment ago; false when it has ended since."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class Machine:
     """One host.
 
@@ -202,8 +211,7 @@ class Machine:
         if self._process is not None:
             init = self.init_pid()
             if init is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(init, signal.SIGKILL)
+                send(init, signal.SIGKILL)
             wait_for(lambda: init is None or start_ticks(init) is None, 30, f"{self.name} dies")
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
@@ -223,9 +231,8 @@ class Machine:
         with contextlib.suppress(OSError, ValueError):
             pid, ticks = (int(word) for word in (self._dir / "pid").read_text().split())
             if start_ticks(pid) == ticks:
-                for child in children(pid):
-                    os.kill(child, signal.SIGKILL)
-                os.kill(pid, signal.SIGKILL)
+                for process in (*children(pid), pid):
+                    send(process, signal.SIGKILL)
         self.power_off()
         self.wipe()
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.machine import Machine, wait_for
+from tests.hosts.machine import Machine, send, wait_for
 from tests.hosts.trio import NAMES, NUM_RECORDS, ORPHAN_AFTER_S, PYTHON, RESTORED_CODES, STATE, Driver, Trio
 
 VERBS = ("acquire", "confirm", "snapshot", "arm", "stop", "run", "end-run", "restore", "close")
@@ -219,8 +219,7 @@ def pid_namespace(pid: int) -> Path | None:
 
 def kill_all(pids: list[int]) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        send(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,7 +19,7 @@ from coordinator.host import CommandResult, Host, Outcome
 from coordinator.local import LocalHost
 from coordinator.ssh import SshHost, SshTarget
 from tests.hosts.lab import Lab
-from tests.hosts.machine import Machine, system, wait_for
+from tests.hosts.machine import Machine, send, system, wait_for
 
 PYTHON = str(Path(sys.executable).resolve())
 """The interpreter behind the environment: a test host has a /tmp of its own, where a clone may live."""
@@ -308,12 +308,11 @@ def _time_of(action: Callable[[], CommandResult], before: Callable[[], None]) ->
 def test_a_lost_link_is_noticed_and_not_guessed(fault: str, ssh: SshHost, machine: Machine) -> None:
     """Red when a silent connection is waited on to the command's own deadline, or its outcome is invented."""
     assert ssh.run(["true"], timeout_s=20).code == 0
-    connections = [pid for pid in machine.pids("sshd:") if "[listener]" not in Path(f"/proc/{pid}/cmdline").read_text()]
+    connections = [pid for pid in machine.pids("sshd:") if pid not in machine.pids("[listener]")]
     assert connections
 
     def signal_all(number: signal.Signals) -> None:
-        for pid in connections:
-            os.kill(pid, number)
+        assert [pid for pid in connections if send(pid, number)], "no connection was left to disturb"
 
     actions: dict[str, Callable[[], None]] = {
         "cut": machine.cut,
@@ -332,7 +331,8 @@ def test_a_lost_link_is_noticed_and_not_guessed(fault: str, ssh: SshHost, machin
             assert time.monotonic() - again < 15
     finally:
         if fault == "sshd-stopped":
-            signal_all(signal.SIGKILL)
+            for pid in connections:
+                send(pid, signal.SIGKILL)
         if not machine.is_up:
             machine.boot()
         machine.heal()

@@ -27,6 +27,7 @@ from coordinator.rehearsal_site import write_toml
 from tests.hosts.lab import Lab
 from tests.hosts.machine import LabError, Machine, start_ticks, wait_for
 from windows.guard.framing import parse_reply
+from windows.guard.state import State
 from windows.guard_archive import archive_name, build_archive
 from windows.hold import replay
 from windows.site import parse_site
@@ -301,9 +302,11 @@ class Trio:
         return self.ask(machine, "status")
 
     def events(self, machine: Machine) -> list[Json]:
-        """The guard's log of this host, read from its disk."""
-        lines = machine.path(f"{STATE}/events.jsonl")
-        return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+        """The guard's log of this host, read from its disk by the guard's own reader: a full disk tears lines."""
+        log, found = State(str(machine.path(STATE))), list[Json]()
+        while page := log.events(len(found)):
+            found += page
+        return found
 
     def is_settled(self, machine: Machine) -> bool:
         """No open record and no debt, or degraded; read from the disk, so that waiting costs the host nothing."""

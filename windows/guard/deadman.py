@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TICK_S = 0.5
 START_S = 15.0
+LAUNCH_S = 20.0
 TAKE_OVER_S = 5.0
 
 
@@ -34,10 +35,7 @@ def arm(state: State, record: Json) -> Json:
     """
     hold_id = record["hold_id"]
     record_path = state.hold_path(hold_id, "deadman.json")
-    if not launch.is_running(record_path):
-        for name in ("deadman.json", "self-test.json"):
-            files.remove(state.hold_path(hold_id, name), sync=False)
-        launch.background(state, "deadman", hold_id, record_path)
+    launch_missing(state, hold_id)
     clock.wait_until(lambda: files.read_json(state.hold_path(hold_id, "self-test.json")) is not None, START_S)
     report = files.read_json(state.hold_path(hold_id, "self-test.json")) or {"checks": []}
     checks = report["checks"] + [
@@ -63,6 +61,18 @@ def arm(state: State, record: Json) -> Json:
         "fires_at_boottime_ns": states.fires_at_ns(record, state.heartbeat(hold_id)),
         "self_test": checks,
     }
+
+
+def launch_missing(state: State, hold_id: str) -> bool:
+    """Start the hold's dead-man unless it runs; whether it was started. Whoever calls, and how often: there is one."""
+    record_path = state.hold_path(hold_id, "deadman.json")
+    with files.locked(state.hold_path(hold_id, "deadman.lock"), LAUNCH_S):
+        if launch.is_running(record_path):
+            return False
+        for name in ("deadman.json", "self-test.json"):
+            files.remove(state.hold_path(hold_id, name), sync=False)
+        launch.background(state, "deadman", hold_id, record_path)
+        return True
 
 
 def _check(name: str, expected: str, found: str, ok: bool | None = None) -> Json:
@@ -92,7 +102,9 @@ def watch(state: State, hold_id: str, digest: str) -> None:
         return
     if record["boot_id"] != clock.boot_id():
         return
-    files.write_json(state.hold_path(hold_id, "self-test.json"), {"checks": self_test(state, record, digest)})
+    with contextlib.suppress(OSError):
+        # one that is started again on a full disk goes on; an `arm` that finds no report refuses
+        files.write_json(state.hold_path(hold_id, "self-test.json"), {"checks": self_test(state, record, digest)})
     epoch = record["epoch"]
     while True:
         clock.pause(TICK_S)

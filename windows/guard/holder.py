@@ -1,7 +1,7 @@
 """The holder: one small process per hold that keeps the lease lock and the device locks until the hold ends.
 
 It ends owned runs at the run deadline, ends an untouched hold whose time is over, reaps runs whose supervisor was lost,
-and notes foreign device processes. It is not needed for a restore.
+starts a dead-man that died again, and notes foreign device processes. It is not needed for a restore.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 
 from windows.guard import clock, deadman, devices, files, production, release, runs, table
 from windows.guard import state as states
+from windows.guard.errors import Refusal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 FOREIGN_EVERY_NS = 15_000_000_000
 LOST_EVERY_NS = 5_000_000_000
+DEAD_MAN_EVERY_NS = 2_000_000_000
+"""Two looks in a row must miss the dead-man: a service manager starts it again by itself after one second."""
+
 COMMIT_WITHIN_NS = 20_000_000_000
 LEAVING_S = 1.0
+
+_GUARDED = frozenset([table.ARMED, table.STOPPING, table.HELD, table.RESTORING, table.RESTORED])
+"""States in which a dead-man must live; a degraded host waits for a person."""
 
 
 def hold(state: State, hold_id: str) -> None:
@@ -57,7 +64,8 @@ def _lock_devices(state: State, names: list[str]) -> tuple[list[int], str | None
 
 def _stay(state: State, hold_id: str, epoch: int) -> None:
     started = clock.boottime_ns()
-    foreign_at = lost_at = started
+    foreign_at = lost_at = dead_man_at = started
+    missed = False
     while True:
         clock.pause(TICK_S)
         now = clock.boottime_ns()
@@ -78,6 +86,9 @@ def _stay(state: State, hold_id: str, epoch: int) -> None:
             if now - lost_at > LOST_EVERY_NS:
                 lost_at = now
                 _end_lost_runs(state, hold_id)
+            if now - dead_man_at > DEAD_MAN_EVERY_NS:
+                dead_man_at = now
+                missed = _look_after_dead_man(state, record, missed)
             if now - foreign_at > FOREIGN_EVERY_NS:
                 foreign_at = now
                 _note_foreign(state, record)
@@ -91,6 +102,20 @@ def _was_committed(state: State, hold_id: str) -> bool:
         or record is not None
         or not os.path.exists(state.hold_path(hold_id, "opening.json"))
     )
+
+
+def _look_after_dead_man(state: State, record: Json, missed: bool) -> bool:
+    """Start a dead-man that was missing at the last look too; whether it is missing now."""
+    if record["state"] not in _GUARDED or release.dead_man_alive(state, record["hold_id"]):
+        return False
+    if not missed:
+        return True
+    try:
+        if deadman.launch_missing(state, record["hold_id"]):
+            state.event("dead-man-started-again", record)
+    except Refusal as refusal:
+        state.event("dead-man-missing", record, code=refusal.code, found=refusal.found)
+    return False
 
 
 def _end_lost_runs(state: State, hold_id: str) -> None:

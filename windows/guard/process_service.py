@@ -112,7 +112,10 @@ def snapshot(state: State, service: Json) -> Json:
 
 
 def start(state: State, service: Json, base: dict[str, str] | None = None) -> Json:
-    """Start the service unless it runs already; returns its ownership record.
+    """Start the service unless exactly this one runs already; returns its ownership record.
+
+    It runs already when the recorded first process lives and was started with the same program, folder and environment;
+    anything else under its name is neither taken over nor replaced.
 
     Args:
         state: The state folder.
@@ -120,10 +123,11 @@ def start(state: State, service: Json, base: dict[str, str] | None = None) -> Js
         base: The allow-listed environment of its first start, so that a restore from another shell changes nothing.
 
     Raises:
-        Refusal: ``START_FAILED``, or ``NOT_OURS`` when someone else has its port.
+        Refusal: ``START_FAILED``, or ``NOT_OURS`` when something else has its name or its port.
     """
     found = look(state, service)
     if found["state"] == "running":
+        _require_this_one(service, found)
         return files.read_json(_record_path(state, service["name"])) or {}
     if found["state"] == "foreign":
         raise Refusal(
@@ -143,6 +147,26 @@ def start(state: State, service: Json, base: dict[str, str] | None = None) -> Js
         return spawn.start_detached(service["start"], environment, service["cwd"], path, cookie, (log, log), extra)
     finally:
         os.close(log)
+
+
+def _require_this_one(service: Json, found: Json) -> None:
+    if found["identity"] != identity_of(service):
+        text = f"pid {found['pid']}: {' '.join(found['argv'])}"
+        raise Refusal(
+            "NOT_OURS",
+            f"another program runs under the name {service['name']}",
+            " ".join(service["start"])[:300],
+            text[:300],
+            "stop it by service-stop, or give this service another name",
+        )
+    if not found["leader_alive"]:
+        raise Refusal(
+            "START_FAILED",
+            f"the first process of {service['name']} is gone, but programs that it started live",
+            "the whole tree, or nothing of it",
+            f"no pid {found['pid']}",
+            "end them by service-stop, then start it again",
+        )
 
 
 def _prepare(service: Json, base: dict[str, str]) -> tuple[dict[str, str], int, Json]:
@@ -273,6 +297,9 @@ def restore(state: State, service: Json, snap: Json) -> list[Json]:
             stop(state, service)
             found = look(state, service)
         return [row(name, "state", "stopped", found["state"], found["state"] == "stopped")]
+    found = look(state, service)
+    if found["state"] == "running" and not found["leader_alive"]:
+        stop(state, service)  # ours by record: what a crash of its first process left behind
     try:
         start(state, service, snap.get("base_env"))
     except Refusal as refusal:

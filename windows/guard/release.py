@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from windows.guard import adapters, clock, files, proc, runs, table
+from windows.guard import adapters, clock, files, launch, proc, runs, table
 from windows.guard import state as states
 
 TYPE_CHECKING = False
@@ -30,6 +30,12 @@ def invalidated(state: State, hold_id: str) -> list[str]:
 def holder_alive(state: State, hold_id: str) -> bool:
     """True while a process holds the lease lock."""
     return files.is_locked(state.hold_path(hold_id, "holder.lock"))
+
+
+def dead_man_alive(state: State, hold_id: str) -> bool | None:
+    """Whether the hold's dead-man runs; None while none was armed."""
+    record_path = state.hold_path(hold_id, "deadman.json")
+    return launch.is_running(record_path) if os.path.exists(record_path) else None
 
 
 def finish(
@@ -64,10 +70,11 @@ def _release(state: State, hold_id: str, epoch: int, outcome: str, reason: str, 
         if record["state"] in (table.SNAPSHOTTED, table.ARMED):
             adapters.clean_up(state, record)
         files.remove(state.path("record.json"))
+    with contextlib.suppress(OSError):
+        # before the last line of the log, which a full disk would cost
+        files.remove(state.hold_path(hold_id, "ballast"))
     state.event("ended", {"hold_id": hold_id, "epoch": epoch}, outcome=outcome, by=by, reason=reason)
     end_holder(state, hold_id)
-    with contextlib.suppress(OSError):
-        files.remove(state.hold_path(hold_id, "ballast"))
     return document
 
 

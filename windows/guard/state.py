@@ -188,10 +188,10 @@ class State:
         }
         with contextlib.suppress(OSError):
             descriptor = os.open(
-                self.path("events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                self.path("events.jsonl"), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
             try:
-                os.write(descriptor, json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
+                os.write(descriptor, _torn_end(descriptor) + json.dumps(line, sort_keys=True).encode("ascii") + b"\n")
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -208,6 +208,12 @@ class State:
                 except ValueError:
                     result.append({"seq": sequence, "event": "torn-line", "detail": {}})
         return result
+
+
+def _torn_end(descriptor: int) -> bytes:
+    """A newline when the file ends in the middle of a line: what a full disk tore must not swallow the next line."""
+    size = os.fstat(descriptor).st_size
+    return b"\n" if size and os.pread(descriptor, 1, size - 1) != b"\n" else b""
 
 
 def effective_state(record: Json | None, debt: Json | None, boot_id: str) -> str:

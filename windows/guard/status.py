@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from windows.guard import clock, files, launch, release, runs, spec, table
+from windows.guard import clock, files, release, runs, spec, table
 from windows.guard import state as states
 from windows.guard.errors import Refusal
 
@@ -49,7 +47,6 @@ def _hold(state: State, record: Json) -> Json:
     now, pulse = clock.boottime_ns(), state.heartbeat(record["hold_id"])
     same_boot = record["boot_id"] == clock.boot_id()
     fires = states.fires_at_ns(record, pulse)
-    deadman = state.hold_path(record["hold_id"], "deadman.json")
     shown = ("hold_id", "owner", "reason", "epoch", "since_utc", "until_utc", "plan_sha256", "devices")
     return dict(
         {key: record[key] for key in shown},
@@ -60,7 +57,7 @@ def _hold(state: State, record: Json) -> Json:
         fires_at_boottime_ns=fires,
         fires_in_s=(fires - now) / 1e9 if same_boot else 0.0,
         holder_alive=release.holder_alive(state, record["hold_id"]),
-        dead_man_alive=launch.is_running(deadman) if os.path.exists(deadman) else None,
+        dead_man_alive=release.dead_man_alive(state, record["hold_id"]),
     )
 
 
