@@ -49,6 +49,14 @@ def hold_status(site: SiteOption = _SITE, json: JsonOption = False) -> None:
     raise typer.Exit(hold_commands.show_status(site, json=json))
 
 
+@hold_app.command("witness")
+def hold_witness(site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False) -> None:
+    """Ask every guard which chain head it keeps and verify the store against it. Changes nothing; exits 0 or 60."""
+    from coordinator.witness_command import compare_witnesses
+
+    raise typer.Exit(compare_witnesses(site, store, json=json))
+
+
 @hold_app.command("close")
 def hold_close(
     hold: HoldOption = None,

@@ -105,6 +105,20 @@ def report(
     raise typer.Exit(write_report(store, out, signers=signers, json=json))
 
 
+@receipts_app.command("merge")
+def merge(
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Folder of the store to take in; it is left alone.")],
+    store: StoreOption = _STORE,
+    signers: SignersOption = None,
+    key: Annotated[Path | None, typer.Option("--key", help="Sign the linking receipt with this key.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Keep another store's log, byte for byte, below this one, and link it by a receipt. Exits 0, or 60."""
+    from coordinator.store_merge import merge_command
+
+    raise typer.Exit(merge_command(store, other, signers=signers, key=key, json=json))
+
+
 @receipts_app.command("countersign")
 def countersign(
     receipt: IdArgument,

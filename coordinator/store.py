@@ -7,6 +7,7 @@ Layout::
     receipts/NNNNNNNN-kind-digest12.json              0444, canonical bytes, never changed
     receipts/NNNNNNNN-kind-digest12.keyid12.dsse.json 0444, one signature envelope per signer
     samples/<sha256>         0444, raw files by content
+    logs/<log>/              another log that was merged: a whole store of its own, never written again
     pending/                 what is being written; empty unless a writer died
 
 Everything of one receipt is written and synced in ``pending/`` first; that all of it is there, whole, is the commit
@@ -22,7 +23,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NewType, Protocol
 
@@ -106,7 +107,10 @@ class Store:
         Raises:
             receipts.errors.ReceiptError: No such receipt, it does not verify, or this key signed it already.
         """
+        self.head()
         with _writing(self.path), self._locked():
+            # A copy that went through version control has lost its empty folders.
+            (self.path / "pending").mkdir(exist_ok=True)
             self._recover()
             name, content = self.find(receipt_id)
             read_receipt(content, expected_id=receipt_id)
@@ -284,9 +288,9 @@ class Store:
         for _ in range(_SNAPSHOT_TRIES):
             head = self.head()
             sums = read_file(self.path / "SHA256SUMS", max_bytes=1 << 30)
-            names, pending = self._names("receipts"), self._names("pending")
-            others = [f"samples/{name}" for name in self._names("samples")]
-            others += [name for name in self._names("") if name not in OWN_NAMES]
+            names, pending = self.names("receipts"), self.names("pending")
+            others = [f"samples/{name}" for name in self.names("samples")]
+            others += [name for name in self.names("") if name not in OWN_NAMES]
             if self.head() == head:
                 return take_snapshot(head, sums, names, pending, others)
         raise ReceiptError(Code.HEAD_MISMATCH, "HEAD moves faster than the store can be listed: try again", "HEAD")
@@ -307,7 +311,8 @@ class Store:
         for stem, names in sorted(envelopes.items()):
             yield Entry(name=names[0], content=b"", refused=ReceiptError(Code.FOREIGN, f"no receipt {stem}", names[0]))
 
-    def _names(self, folder: str) -> list[str]:
+    def names(self, folder: str) -> list[str]:
+        """What lies in one of the store's folders, in no order; a folder that is a link is refused."""
         try:
             if (self.path / folder).is_symlink() and folder:
                 raise ReceiptError(Code.NOT_A_FILE, "expected a folder, found a link", f"{self.path}/{folder}")
@@ -340,7 +345,7 @@ class Store:
         if not re.fullmatch(r"[0-9a-f]{6,64}", wanted):
             raise ReceiptError(Code.BAD_NAME, "expected 6 to 64 hex digits of a receipt id", receipt_id[:80])
         matches = []
-        for name in self._names("receipts"):
+        for name in self.names("receipts"):
             match = RECEIPT_NAME.fullmatch(name)
             if match and (match[3].startswith(wanted) or wanted.startswith(match[3])):
                 content = read_file(self.path / "receipts" / name)
@@ -349,25 +354,6 @@ class Store:
         if len(matches) != 1:
             raise ReceiptError(Code.MISSING_PARENT, f"expected one receipt, found {len(matches)}", receipt_id)
         return matches[0]
-
-    def loader(self) -> Callable[[str], bytes | None]:
-        """A look-up of receipts by their whole id over one listing of the folder; None for what is not there."""
-        names: dict[str, list[str]] = {}
-
-        def load(receipt_id: str) -> bytes | None:
-            if not names:
-                for name in self._names("receipts"):
-                    match = RECEIPT_NAME.fullmatch(name)
-                    if match:
-                        names.setdefault(match[3], []).append(name)
-            for name in names.get(receipt_id[:12], ()):
-                with contextlib.suppress(ReceiptError):
-                    content = read_file(self.path / "receipts" / name)
-                    if hashlib.sha256(content).hexdigest() == receipt_id:
-                        return content
-            return None
-
-        return load
 
     def sample_path(self, sha256: str) -> Path:
         """Where a raw file with this digest is kept, whether or not it is there."""

@@ -15,7 +15,7 @@ ENVELOPE_NAME: Final = re.compile(r"([0-9]{8,}-[a-z-]+-[0-9a-f]{12})\.([0-9a-f]{
 
 STAGED_NAME: Final = re.compile(rf"{RECEIPT_NAME.pattern}|{ENVELOPE_NAME.pattern}|sample-[0-9a-f]{{64}}")
 """What a writer may have in ``pending/``."""
-OWN_NAMES: Final = frozenset({"HEAD", "HEAD.new", "SHA256SUMS", ".lock", "receipts", "samples", "pending"})
+OWN_NAMES: Final = frozenset({"HEAD", "HEAD.new", "SHA256SUMS", ".lock", "receipts", "samples", "pending", "logs"})
 """What may lie in the store's folder; ``HEAD.new`` is a head that was not renamed before its writer died."""
 
 

@@ -6,7 +6,7 @@ checked: no configuration of the working directory, no environment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import Store
 from coordinator.store_files import read_file
 from coordinator.store_marks import Marks
+from coordinator.store_merged import Keep, MergedLogs, loader
 from coordinator.store_recompute import RECOMPUTE
 from receipts.bodies import Witness
 from receipts.chain import Head, parse_head
@@ -108,9 +109,6 @@ def verify_store(path: Path) -> StoreVerdict:
     return StoreVerdict(walk(Store(path), Trust(), keep=lambda _entry, _verified: None))
 
 
-Keep = Callable[[Entry, Verified | None], object]
-
-
 def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -> LogReport:
     """Verify every entry of a store (after ``since``), handing each on with what was found; None for an unreadable one.
 
@@ -127,13 +125,19 @@ def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -
         head=snapshot.head,
         high_water=trust.high_water,
         witnesses=tuple(trust.witnesses),
-        load=store.loader(),
+        load=loader(store),
         sample=store.read_sample,
         recompute=RECOMPUTE,
     )
     verifier = LogVerifier(options, since)
+    nested = Trust(now_utc=trust.now_utc, signers=trust.signers)
+    merged = MergedLogs(store, verifier, lambda log, remember: walk(log, nested, keep=remember))
     for entry in store.entries(snapshot, first=since.count if since else 0):
-        keep(entry, verifier.add(entry))
+        verified = verifier.add(entry)
+        keep(entry, verified)
+        merged.follow(verified)
+    if since is None:
+        merged.finish()
     return verifier.finish()
 
 

@@ -74,12 +74,17 @@ class LogVerifier:
         self._check_times(receipt)
         verdict = self._check_verdict(receipt, self._check_samples(receipt))
         signatures = self._check_signatures(receipt, entry.envelopes)
-        self._remember(receipt)
+        self.remember(receipt)
+        self._take_witnesses(receipt)
         findings = tuple(self._findings[start:])
         if findings:
             stated = tuple(f"{finding.code.value}: {finding.message}" for finding in findings)
             verdict = combine([verdict, Verdict(outcome=worst(f.outcome for f in findings), reasons=stated)])
         return Verified(receipt, findings, verdict, signatures)
+
+    def note(self, finding: Finding) -> None:
+        """Take a finding of whoever walks, about something that is no receipt of this log."""
+        self._findings.append(finding)
 
     def _find(self, code: Code, where: str, message: str, outcome: Outcome = Outcome.FAIL) -> None:
         self._findings.append(Finding(code, outcome, where, message))
@@ -259,8 +264,11 @@ class LogVerifier:
             self._find(Code.UNSIGNED, receipt.id, "no valid signature of an allowed signer")
         return tuple(valid.values())
 
-    def _remember(self, receipt: Receipt) -> None:
+    def remember(self, receipt: Receipt) -> None:
+        """Later receipts may build on this one; also for a receipt of another log that was merged."""
         self.seen[bytes.fromhex(receipt.id)] = _summary(receipt.predicate)
+
+    def _take_witnesses(self, receipt: Receipt) -> None:
         # A hold says which heads its guards keep; those guards can be asked, so what they have must be in this log.
         for host in getattr(receipt.predicate.body, "hosts", ()):
             if isinstance(host, bodies.HeldHost):

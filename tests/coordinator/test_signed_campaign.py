@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import tomlkit
-from tests.coordinator.conftest import SmallSite
 
 from coordinator.cli import run
+from tests.coordinator.conftest import SmallSite
 
 POLICIES = Path(__file__).resolve().parents[2] / "policies"
 
@@ -124,3 +124,30 @@ def test_an_unsigned_preflight_opens_nothing(bench: Bench) -> None:
     assert run(["receipts", "countersign", facts, "--store", str(bench.folder / "store"),
                 "--key", str(bench.folder / "operator.pem")]) == 0  # fmt: skip
     assert bench.on_site("admit", "first-hold", "--stage", "open", "--state", str(bench.folder / "m"))[0] == 0
+
+
+def test_the_guards_keep_a_head_that_a_rewritten_store_does_not_have(bench: Bench) -> None:
+    """Red when the second witness is only ever read from the store that it is to vouch for."""
+    bench.on_site("doctor")
+    assert bench.on_site("hold", "witness", key=None)[0] == 60
+    assert bench.campaign()[0] == 0
+    code, document, _ = bench.on_site("hold", "witness", key=None)
+    assert (code, document["result"]) == (0, "PASS")
+    kept = document["kept"]["here"]
+    assert 0 < kept["count"] <= document["count"]
+    # The owner cuts the log before the hold and fits every list; alone, the store is whole.
+    store = bench.folder / "store"
+    names = sorted(path.name for path in (store / "receipts").glob("*-????????????.json"))
+    for name in names[2:]:
+        for path in (store / "receipts").glob(f"{name.removesuffix('.json')}*"):
+            path.unlink()
+    last = (store / "receipts" / names[1]).read_bytes()
+    lines = (store / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (store / "SHA256SUMS").write_text("".join(line for line in lines if (store / line[66:].strip()).exists()))
+    (store / "HEAD").write_text(json.dumps({"count": 2, "head": hashlib.sha256(last).hexdigest(), "log": kept["log"]}))
+    assert bench("receipts", "verify", str(store), "--state", str(bench.folder / "nobody"))[0] == 0
+    code, document, _ = bench.on_site("hold", "witness", key=None)
+    assert (code, [finding["code"] for finding in document["findings"]]) == (60, ["rollback"])
+    # And whoever accepted it before remembers, on this account.
+    code, document, _ = bench("receipts", "verify", str(store), "--state", str(bench.folder / "marks"))
+    assert (code, [finding["code"] for finding in document["findings"]]) == (60, ["rollback"])

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "receipts"))
 from receipt_kit import allowed, draft, raw_sample, signer
 
 from coordinator.store import Store
+from coordinator.store_merged import loader
 from coordinator.store_verify import StoreVerdict, Trust, verify_store, walk
 from receipts.errors import Code, ReceiptError
 from receipts.fields import Kind
@@ -304,8 +305,8 @@ def test_a_receipt_that_is_in_a_log_cannot_be_appended(base: Path) -> None:
     with pytest.raises(ReceiptError):
         store.append(content.replace(b"xx", b""))
     assert store.find(head[:8])[1] == content
-    assert store.loader()(head) == content
-    assert store.loader()("0" * 64) is None
+    assert loader(store)(head) == content
+    assert loader(store)("0" * 64) is None
     assert read_receipt(content).id == head
 
 

@@ -10,8 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
+from coordinator.cli import run
 from coordinator.store import Store
 from receipts.fields import Kind
 from tests.receipts.receipt_kit import arm, draft, parent, raw_sample, signer
@@ -58,7 +59,7 @@ def public_key(tmp_path: Path) -> Path:
 
 def test_the_page_verifies_a_sound_store(store: Store, public_key: Path, tmp_path: Path) -> None:
     """Red when a command on the page is wrong, or the bytes are not what the page says."""
-    assert len(commands()) == 8
+    assert len(commands()) == 9
     found = run_page(store.path, public_key, tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "every check ran" in found.stdout
@@ -140,6 +141,23 @@ def test_the_page_accepts_a_second_signer_s_envelopes(store: Store, public_key: 
     store.countersign(store.head().head or "", signer("auditor"))
     found = run_page(store.path, public_key, tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_page_holds_a_merged_log_to_its_link(public_key: Path, tmp_path: Path) -> None:
+    """Red when a log that was merged can go on, or be replaced, without the page finding it."""
+    store, other, key = Store(tmp_path / "mine"), Store(tmp_path / "other"), tmp_path / "key.pem"
+    for kept in (store, other):
+        kept.append(draft(Kind.ATTEMPT), signer=signer())
+    key.write_bytes(signer().private_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    assert run(["receipts", "merge", str(other.path), "--store", str(store.path), "--key", str(key)]) == 0
+    merged = Store(store.path / "logs" / other.head().log)
+    for place in (store.path, merged.path):
+        found = run_page(place, public_key, tmp_path)
+        assert found.returncode == 0, found.stdout + found.stderr
+    merged.append(draft(Kind.ATTEMPT), signer=signer())
+    found = run_page(store.path, public_key, tmp_path)
+    assert found.returncode != 0
+    assert "linked as" in found.stdout
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "samples/" + "0" * 64, "receipts/.hidden.json"])
