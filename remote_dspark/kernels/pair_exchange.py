@@ -1,0 +1,194 @@
+"""The peer exchange as Triton device functions: one message per epoch each way, released and acquired at system scope.
+
+A message is a rank's packed candidates, its row flags, and the acknowledgement of the epoch before: token and hash of
+the counts. Receiving the message of epoch e therefore proves that the peer has consumed epoch e - 1, so with two slots
+no slot is written before its last content was consumed. A chain ends with one message without candidates.
+
+Rules: only a final program waits; every wait is bounded; a value that a branch or loop depends on and that anyone else
+may change comes from an atomic operation, because a plain scalar load is done by every thread for itself, and threads
+that disagree would never meet at the next barrier. Constexprs: R rows, K entries.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from remote_dspark.kernels.rounding import KEY_EXCLUDED
+from remote_dspark.kernels.selection import HAS_ASSEMBLY, any_row, column, entries_of, row_sum
+
+NUM_SLOTS = 2
+BLOCK_WORDS = tl.constexpr(64)
+"""int64 words of one request in one slot: 512 bytes, of which the candidates are the first 256."""
+
+FLAGS_WORD = tl.constexpr(32)
+ACK_WORD = tl.constexpr(33)
+SIGNAL_WORD = tl.constexpr(34)
+
+STATE_WORDS = tl.constexpr(8)
+"""int64 words of a rank's own state per channel: a cache line that no other rank touches."""
+
+EPOCH, NONCE, LIMIT, CLOCK, LONGEST = (tl.constexpr(word) for word in range(5))
+"""Words of the state: last epoch, incarnation nonce, first epoch that does not exist, scratch, longest wait."""
+
+# PairError flags, spelled out because device code cannot read an enum
+PEER_TIMEOUT = tl.constexpr(1)
+PEER_MISMATCH = tl.constexpr(2)
+EPOCH_EXHAUSTED = tl.constexpr(4)
+BAD_LOGITS = tl.constexpr(8)
+PEER_FAULT = tl.constexpr(16)
+STOPPING = tl.constexpr(1 | 2 | 4 | 16)
+
+POLLS_PER_CHECK = tl.constexpr(16 if HAS_ASSEMBLY else 1)
+"""Reads of the signal between two looks at the clock and at the fault word."""
+
+ABSENT = tl.constexpr(-32640 << 32)
+"""Packed entry that is never selected: `rounding.KEY_EXCLUDED`, id 0."""
+
+assert ABSENT.value >> 32 == KEY_EXCLUDED.value
+
+
+@triton.jit
+def words_at(address):
+    """A pointer to int64 from an address that was passed as an integer."""
+    return address.to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def read_clock(clock_ptr):
+    """The global timer in ns, the same for every thread: read by one, passed through memory."""
+    tl.store(clock_ptr, tl.extra.cuda.globaltimer())
+    tl.debug_barrier()
+    now = tl.load(clock_ptr, volatile=True)
+    tl.debug_barrier()
+    return now
+
+
+@triton.jit
+def await_signal(signal_ptr, wanted, fault_ptr, clock_ptr, bound):
+    """Waits until the signal is ``wanted``, the peer has reported a fault, or the bound has passed.
+
+    Takes:
+        signal_ptr: int64, written by the peer with release.
+        wanted: int64, nonce << 32 | epoch.
+        fault_ptr: int64, set by the peer when it stops.
+        clock_ptr: int64 scratch of this channel.
+        bound: int64, ns of the global timer; reads of the signal under the CPU interpreter.
+
+    Returns:
+        The signal and the fault word as last read, and the time waited: int64 scalars, the same for every thread.
+    """
+    seen = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
+    fault = seen * 0
+    waited = seen * 0
+    if seen != wanted:
+        if HAS_ASSEMBLY:
+            started = read_clock(clock_ptr)
+        else:
+            started = seen * 0
+        polls = 0
+        while (seen != wanted) & (fault == 0) & (waited < bound):
+            seen = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
+            polls += 1
+            if polls % POLLS_PER_CHECK == 0:
+                fault = tl.atomic_add(fault_ptr, 0, sem="acquire", scope="sys")
+                if HAS_ASSEMBLY:
+                    waited = read_clock(clock_ptr) - started
+                else:
+                    waited = started + polls
+        if fault != 0:
+            # a peer that stops after sending has released its message before its fault
+            seen = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
+    return seen, fault, waited
+
+
+@triton.jit
+def exchange(
+    rows,
+    row_mask,
+    channel,
+    num_rows,
+    entries,
+    flags,
+    result_ptr,
+    inbox,
+    peer,
+    state_ptr,
+    sticky_ptr,
+    bound,
+    R: tl.constexpr,
+    K: tl.constexpr,
+    CANDIDATES: tl.constexpr,
+):
+    """Sends the message of the next epoch and waits for the peer's.
+
+    Takes:
+        rows: int32 [R], row numbers.
+        row_mask: bool [R].
+        channel: int32, the first of these rows: each channel has epochs of its own.
+        num_rows: Rows of the inbox.
+        entries: int64 [R, K] to send; not sent without CANDIDATES.
+        flags: int32 [R] to send.
+        result_ptr: int64 [B], token and hash of the epoch before, of this rank.
+        inbox: Address of this rank's inbox, int64 [2, B, 64] and one more block for the fault word.
+        peer: Address of the peer's.
+        state_ptr: int64 [B, 8].
+        sticky_ptr: int32, `PairError` flags of this rank.
+        bound: See `await_signal`.
+
+    Returns:
+        Whether the peer's message is there (one scalar), and its row flags int32 [R], 0 otherwise.
+    """
+    state = state_ptr + channel * STATE_WORDS
+    epoch = tl.load(state + EPOCH) + 1
+    exhausted = epoch >= tl.load(state + LIMIT)
+    wanted = (tl.load(state + NONCE) << 32) | epoch
+    stopped = (tl.atomic_or(sticky_ptr, 0, sem="relaxed", scope="gpu") & STOPPING) != 0
+    may_send = (stopped | exhausted) == 0
+    slot = (epoch & 1).to(tl.int32) * num_rows
+    block = (slot + rows) * BLOCK_WORDS
+    signal = (slot + channel) * BLOCK_WORDS + SIGNAL_WORD
+    fault_word = num_rows * 2 * BLOCK_WORDS
+    to_peer = words_at(peer)
+    mine = words_at(inbox)
+    sends = row_mask & may_send
+    if CANDIDATES:
+        index = entries_of(K, R)
+        tl.store(to_peer + column(block, R) + index, entries, mask=column(sends, R) & (index >= 0))
+    carried = tl.load(result_ptr + rows, mask=row_mask, other=0)
+    tl.store(to_peer + block + FLAGS_WORD, flags.to(tl.int64), mask=sends)
+    tl.store(to_peer + block + ACK_WORD, carried, mask=sends)
+    # the barrier orders the whole program's stores before the release of the one thread that signals
+    tl.debug_barrier()
+    seen = epoch * 0
+    fault = epoch * 0
+    if may_send:
+        tl.atomic_xchg(to_peer + signal, wanted, sem="release", scope="sys")
+        seen, fault, waited = await_signal(mine + signal, wanted, mine + fault_word, state + CLOCK, bound)
+        tl.store(state + LONGEST, tl.maximum(tl.load(state + LONGEST), waited))
+    here = may_send & (seen == wanted)
+    # one thread has acquired; the barrier passes that on to the others, who read where the peer has written: in L2
+    tl.debug_barrier()
+    received = row_mask & here
+    acknowledged = tl.load(mine + block + ACK_WORD, mask=received, other=0, cache_modifier=".cg")
+    differs = any_row(received & (acknowledged != carried), R)
+    code = tl.where(exhausted, EPOCH_EXHAUSTED, tl.where(fault != 0, PEER_FAULT, PEER_TIMEOUT))
+    code = tl.where(here, tl.where(differs, PEER_MISMATCH, 0), tl.where(stopped, 0, code))
+    if code != 0:
+        tl.atomic_or(sticky_ptr, code, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(to_peer + fault_word, code.to(tl.int64), sem="release", scope="sys")
+    if here:
+        tl.store(state + EPOCH, epoch)
+    good = here & (code == 0)
+    theirs = tl.load(mine + block + FLAGS_WORD, mask=row_mask & good, other=0, cache_modifier=".cg")
+    return good, theirs.to(tl.int32)
+
+
+@triton.jit
+def result_word(token, ids, tickets, R: tl.constexpr):
+    """What is acknowledged: int64 [R], token in the low half, hash of ids and counts in the high half."""
+    mixed = (ids.to(tl.uint32) * 0x9E3779B1) ^ tickets.to(tl.uint32)
+    mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D
+    mixed = (mixed ^ (mixed >> 12)) * 0x297A2D39
+    digest = row_sum((mixed ^ (mixed >> 15)).to(tl.int32), R)
+    return (token.to(tl.int64) & 0xFFFFFFFF) | (digest.to(tl.int64) << 32)
