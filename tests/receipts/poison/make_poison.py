@@ -419,11 +419,90 @@ def removed_receipt(world: World) -> None:
     world.after = lambda document: document["entries"].pop(3)
 
 
-@poison("the budget that backs a plan is stale before production is touched")
-def stale_budget_before_opening(world: World) -> None:
+@poison("the policy is not, byte for byte, the one that the site pins under this name")
+def edited_policy(world: World) -> None:
+    world.facts["policy_pins"] = {"live": digest("the reviewed policy")}
+
+
+# The other gates. Each starts from its own good set below.
+
+
+def before_opening(world: World) -> World:
+    """What there is when a campaign asks to open its first hold: a first hold's budget and fresh facts."""
     _drop(world, *(step.name for step in world.steps[4:]))
     world.stage = "open"
-    world.facts["num_witnesses"] = 1
+    world.facts |= {"num_witnesses": 1, "plan_sha256": digest("a plan that has not run")}
+    return world
+
+
+def before_first_hold(world: World) -> World:
+    """What there is before the very first hold: fresh facts."""
+    before_opening(world)
+    _drop(world, "first-hold", "budget")
+    world.policy = "first-hold"
+    return world
+
+
+def after_first_hold(world: World) -> World:
+    """What a first hold leaves."""
+    _drop(world, *(step.name for step in world.steps[3:]))
+    world.policy = "first-hold"
+    return world
+
+
+def rehearsal(world: World) -> World:
+    """The same campaign as a rehearsal leaves it: unsigned, of a weaker class."""
+    world.policy, world.signers = "rehearsal", None
+    for step in world.steps:
+        step.changes["evidence"] = "REHEARSED"
+    return world
+
+
+GOOD: dict[str, tuple[str, Callable[[], World]]] = {
+    "good": ("nothing is wrong with it", campaign),
+    "good-before-opening": ("nothing is wrong with it", lambda: before_opening(campaign())),
+    "good-before-first-hold": ("nothing is wrong with it", lambda: before_first_hold(campaign())),
+    "good-first-hold": ("nothing is wrong with it", lambda: after_first_hold(campaign())),
+    "good-rehearsal": ("nothing is wrong with it", lambda: rehearsal(campaign())),
+}
+
+
+@poison("the preflight before an opening is not signed")
+def unsigned_facts_before_opening(world: World) -> None:
+    before_opening(world).step("facts").signer = None
+
+
+@poison("the preflight before a first hold was rehearsed on other hosts")
+def rehearsed_facts_before_first_hold(world: World) -> None:
+    before_first_hold(world).edit("facts", evidence="REHEARSED")
+
+
+@poison("the preflight before a first hold found something that is not right")
+def failed_facts_before_first_hold(world: World) -> None:
+    body = bodies.HostFactsBody(checks=(bodies.Check(name="disk free", expected="1 GiB", found="0", ok=False),))
+    before_first_hold(world).edit("facts", body)
+
+
+@poison("a first hold that left a host in debt")
+def first_hold_in_debt(world: World) -> None:
+    body = EXAMPLES[Kind.HOLD].model_copy(update={"hosts": (held(debt=True),)})
+    after_first_hold(world).edit("first-hold", body)
+
+
+@poison("a first hold's budget of which one step was never measured")
+def first_hold_unmeasured(world: World) -> None:
+    steps = (bodies.StepBudget(step="stop", bound_ns=60 * 10**9, basis="declared"),)
+    after_first_hold(world).edit("budget", EXAMPLES[Kind.BUDGET].model_copy(update={"steps": steps}))
+
+
+@poison("a rehearsal whose comparison is INVALID")
+def rehearsal_invalid(world: World) -> None:
+    rehearsal(world).edit("comparison", comparison(outcome="INVALID", reasons=("mechanism",)))
+
+
+@poison("the budget that backs a plan is stale before production is touched")
+def stale_budget_before_opening(world: World) -> None:
+    before_opening(world).facts.pop("plan_sha256")
     world.edit("budget", started_utc="2026-04-01T11:00:00Z", ended_utc="2026-04-01T11:00:05Z")
 
 
@@ -460,7 +539,7 @@ def _entry(entry: dict[str, Any]) -> Entry:
 
 def corpus() -> dict[str, str]:
     """File name and content of every set."""
-    made = {"good": ("nothing is wrong with it", campaign)} | POISONS
+    made = GOOD | POISONS
     files = {}
     for name, (reason, make) in made.items():
         document = {"reason": reason, **build(make())}
