@@ -95,7 +95,8 @@ def test_live_is_the_strict_choice_everywhere() -> None:
         assert stage.high_water
         assert stage.parent_closure
         assert stage.same_source
-        assert stage.single_attempt
+        # Only before a plan has run is there no receipt of it to be the one attempt.
+        assert (stage.same_plan, stage.single_attempt) == (stage.name != "open", stage.name != "open")
         for rule in stage.require:
             assert [evidence.value for evidence in rule.evidence] == ["MEASURED"]
             assert "INCONCLUSIVE" not in rule.comparison_outcomes
@@ -115,6 +116,7 @@ HEAD = 'version = 1\nname = "x"\ndescription = "x"\n'
         HEAD + STAGE + RULE.replace('"MEASURED"', ""), HEAD + STAGE + RULE.replace("MEASURED", "BELIEVED"),
         HEAD + STAGE + RULE + "min_count = 0\n", HEAD + STAGE + RULE + 'comparison_outcomes = ["BETTER"]\n',
         HEAD + STAGE + RULE.replace('"hold"\nev', '"comparison"\nev') + 'comparison_outcomes = ["INVALID"]\n',
+        HEAD + STAGE + "same_plan = false\n" + RULE,
         HEAD + STAGE + RULE + "max_total_s = 5\n", HEAD + STAGE + RULE + 'holds = [1]\narms = ["A1"]\n',
         HEAD + STAGE + RULE + STAGE + RULE, HEAD + STAGE + 'signature = "none"\n' + RULE, "x" * 300_000, "\x00",
         HEAD + STAGE + RULE.replace('kind = "hold"', 'kind = "verdict"'), HEAD + STAGE + RULE + "max_age_s = -1\n",
