@@ -22,8 +22,8 @@ NUM_MESSAGES = 2
 def barrier_faults(ptx: str) -> list[str]:
     """What is missing in the PTX of a pair kernel; an empty list when all holds.
 
-    Checked: every release to the peer of a message has a barrier between it and the last store before it; every acquire
-    is followed by a barrier before anything else is read from global memory; there are as many messages as expected.
+    Checked: every release to the peer has a barrier between it and the last store before it; every acquire is followed
+    by a barrier before anything else is read from global memory; there are as many messages as expected.
     """
     lines = [line for line in ptx.splitlines() if not line.lstrip().startswith("//")]
     releases = [index for index, line in enumerate(lines) if _RELEASE.search(line)]
@@ -35,7 +35,7 @@ def barrier_faults(ptx: str) -> list[str]:
     # each message reads its signal before the loop, in it and after it, and the fault word in it
     if len(acquires) != 4 * NUM_MESSAGES:
         faults.append(f"expected {4 * NUM_MESSAGES} acquires at system scope, found {len(acquires)}")
-    for index in releases[::2]:
+    for index in releases:
         if _first(lines, range(index - 1, -1, -1), _BARRIER, _STORE) is not _BARRIER:
             faults.append(f"line {index}: expected a barrier between the last store and the release")
     for index in acquires:

@@ -28,8 +28,9 @@ SIGNAL_WORD = tl.constexpr(34)
 STATE_WORDS = tl.constexpr(8)
 """int64 words of a rank's own state per channel: a cache line that no other rank touches."""
 
-EPOCH, NONCE, LIMIT, CLOCK, LONGEST = (tl.constexpr(word) for word in range(5))
-"""Words of the state: last epoch, incarnation nonce, first epoch that does not exist, scratch, longest wait."""
+EPOCH, NONCE, LIMIT, STOPPED, CLOCK, LONGEST = (tl.constexpr(word) for word in range(6))
+"""Words of the state: last epoch, incarnation nonce, first epoch that does not exist, this channel's `PairError` flags,
+scratch, longest wait that was timed. Only the channel's final program touches them, one launch after the other."""
 
 # PairError flags, spelled out because device code cannot read an enum
 PEER_TIMEOUT = tl.constexpr(1)
@@ -37,7 +38,9 @@ PEER_MISMATCH = tl.constexpr(2)
 EPOCH_EXHAUSTED = tl.constexpr(4)
 BAD_LOGITS = tl.constexpr(8)
 PEER_FAULT = tl.constexpr(16)
-STOPPING = tl.constexpr(1 | 2 | 4 | 16)
+
+PEER_FLAG = tl.constexpr(128)
+"""`rows.RowError.PEER`."""
 
 POLLS_PER_CHECK = tl.constexpr(16 if HAS_ASSEMBLY else 1)
 """Reads of the signal between two looks at the clock and at the fault word."""
@@ -65,41 +68,58 @@ def read_clock(clock_ptr):
 
 
 @triton.jit
-def await_signal(signal_ptr, wanted, fault_ptr, clock_ptr, bound):
+def await_signal(signal_ptr, wanted, fault_ptr, state, bound):
     """Waits until the signal is ``wanted``, the peer has reported a fault, or the bound has passed.
 
     Takes:
         signal_ptr: int64, written by the peer with release.
         wanted: int64, nonce << 32 | epoch.
         fault_ptr: int64, set by the peer when it stops.
-        clock_ptr: int64 scratch of this channel.
+        state: Pointer to the state of this channel.
         bound: int64, ns of the global timer; reads of the signal under the CPU interpreter.
 
     Returns:
-        The signal and the fault word as last read, and the time waited: int64 scalars, the same for every thread.
+        The signal and the fault word as last read: int64 scalars, the same for every thread.
     """
     seen = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
     fault = seen * 0
-    waited = seen * 0
     if seen != wanted:
-        if HAS_ASSEMBLY:
-            started = read_clock(clock_ptr)
-        else:
-            started = seen * 0
+        started = seen * 0
+        waited = seen * 0
         polls = 0
         while (seen != wanted) & (fault == 0) & (waited < bound):
             seen = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
             polls += 1
+            # a look at the clock takes as long as a message: the first ones are not timed
             if polls % POLLS_PER_CHECK == 0:
                 fault = tl.atomic_add(fault_ptr, 0, sem="acquire", scope="sys")
                 if HAS_ASSEMBLY:
-                    waited = read_clock(clock_ptr) - started
+                    now = read_clock(state + CLOCK)
+                    started = tl.where(started == 0, now, started)
+                    waited = now - started
                 else:
                     waited = started + polls
         if fault != 0:
             # a peer that stops after sending has released its message before its fault
             seen = tl.atomic_add(signal_ptr, 0, sem="acquire", scope="sys")
-    return seen, fault, waited
+        if waited > 0:
+            tl.store(state + LONGEST, tl.maximum(tl.load(state + LONGEST), waited))
+    return seen, fault
+
+
+@triton.jit
+def read_state(state_ptr, channel):
+    """The next epoch, the nonce in place, whether that epoch exists, and whether this channel has stopped."""
+    state = state_ptr + channel * STATE_WORDS
+    epoch = tl.load(state + EPOCH) + 1
+    exhausted = epoch >= tl.load(state + LIMIT)
+    return epoch, tl.load(state + NONCE) << 32, exhausted, tl.load(state + STOPPED) != 0
+
+
+@triton.jit
+def inbox_block(inbox, rows, num_rows, epoch):
+    """Pointers to the block of each row in the slot of an epoch."""
+    return words_at(inbox) + ((epoch & 1).to(tl.int32) * num_rows + rows) * BLOCK_WORDS
 
 
 @triton.jit
@@ -110,17 +130,19 @@ def exchange(
     num_rows,
     entries,
     flags,
-    result_ptr,
+    carried,
+    epoch,
+    nonce,
+    may_send,
     inbox,
     peer,
     state_ptr,
-    sticky_ptr,
     bound,
     R: tl.constexpr,
     K: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
-    """Sends the message of the next epoch and waits for the peer's.
+    """Sends the message of an epoch and waits for the peer's.
 
     Takes:
         rows: int32 [R], row numbers.
@@ -129,59 +151,92 @@ def exchange(
         num_rows: Rows of the inbox.
         entries: int64 [R, K] to send; not sent without CANDIDATES.
         flags: int32 [R] to send.
-        result_ptr: int64 [B], token and hash of the epoch before, of this rank.
+        carried: int64 [R], token and hash of the epoch before, to send.
+        epoch: From `read_state`, like nonce.
+        may_send: Whether to take part at all.
         inbox: Address of this rank's inbox, int64 [2, B, 64] and one more block for the fault word.
         peer: Address of the peer's.
         state_ptr: int64 [B, 8].
-        sticky_ptr: int32, `PairError` flags of this rank.
         bound: See `await_signal`.
 
     Returns:
-        Whether the peer's message is there (one scalar), and its row flags int32 [R], 0 otherwise.
+        Whether the peer's message is there, and the fault word.
     """
-    state = state_ptr + channel * STATE_WORDS
-    epoch = tl.load(state + EPOCH) + 1
-    exhausted = epoch >= tl.load(state + LIMIT)
-    wanted = (tl.load(state + NONCE) << 32) | epoch
-    stopped = (tl.atomic_or(sticky_ptr, 0, sem="relaxed", scope="gpu") & STOPPING) != 0
-    may_send = (stopped | exhausted) == 0
-    slot = (epoch & 1).to(tl.int32) * num_rows
-    block = (slot + rows) * BLOCK_WORDS
-    signal = (slot + channel) * BLOCK_WORDS + SIGNAL_WORD
-    fault_word = num_rows * 2 * BLOCK_WORDS
-    to_peer = words_at(peer)
-    mine = words_at(inbox)
+    to_peer = inbox_block(peer, rows, num_rows, epoch)
     sends = row_mask & may_send
     if CANDIDATES:
         index = entries_of(K, R)
-        tl.store(to_peer + column(block, R) + index, entries, mask=column(sends, R) & (index >= 0))
-    carried = tl.load(result_ptr + rows, mask=row_mask, other=0)
-    tl.store(to_peer + block + FLAGS_WORD, flags.to(tl.int64), mask=sends)
-    tl.store(to_peer + block + ACK_WORD, carried, mask=sends)
+        tl.store(column(to_peer, R) + index, entries, mask=column(sends, R) & (index >= 0))
+    tl.store(to_peer + FLAGS_WORD, flags.to(tl.int64), mask=sends)
+    tl.store(to_peer + ACK_WORD, carried, mask=sends)
     # the barrier orders the whole program's stores before the release of the one thread that signals
     tl.debug_barrier()
+    wanted = nonce | epoch
     seen = epoch * 0
     fault = epoch * 0
     if may_send:
-        tl.atomic_xchg(to_peer + signal, wanted, sem="release", scope="sys")
-        seen, fault, waited = await_signal(mine + signal, wanted, mine + fault_word, state + CLOCK, bound)
-        tl.store(state + LONGEST, tl.maximum(tl.load(state + LONGEST), waited))
-    here = may_send & (seen == wanted)
-    # one thread has acquired; the barrier passes that on to the others, who read where the peer has written: in L2
+        signal = inbox_block(peer, channel, num_rows, epoch) + SIGNAL_WORD
+        tl.atomic_xchg(signal, wanted, sem="release", scope="sys")
+        signal = inbox_block(inbox, channel, num_rows, epoch) + SIGNAL_WORD
+        fault_ptr = words_at(inbox) + num_rows * 2 * BLOCK_WORDS
+        seen, fault = await_signal(signal, wanted, fault_ptr, state_ptr + channel * STATE_WORDS, bound)
+    # one thread has acquired; the barrier passes that on to the others
     tl.debug_barrier()
-    received = row_mask & here
-    acknowledged = tl.load(mine + block + ACK_WORD, mask=received, other=0, cache_modifier=".cg")
-    differs = any_row(received & (acknowledged != carried), R)
+    return may_send & (seen == wanted), fault
+
+
+@triton.jit
+def received_word(inbox, rows, row_mask, here, num_rows, epoch, word):
+    """A word of each row's message, 0 where it is not here: read where the peer has written, in L2."""
+    block = inbox_block(inbox, rows, num_rows, epoch)
+    return tl.load(block + word, mask=row_mask & here, other=0, cache_modifier=".cg")
+
+
+@triton.jit
+def close_message(
+    rows,
+    row_mask,
+    channel,
+    num_rows,
+    carried,
+    acknowledged,
+    epoch,
+    here,
+    fault,
+    exhausted,
+    stopped,
+    peer,
+    state_ptr,
+    sticky_ptr,
+    error_ptr,
+    R: tl.constexpr,
+):
+    """Compares the acknowledgement with this rank's own result and makes any error sticky on both ranks.
+
+    Takes:
+        acknowledged: int64 [R] from the peer; see `exchange` for the others.
+        sticky_ptr: int32, `PairError` flags of this rank, for the host.
+        error_ptr: int32 [B], `RowError` flags.
+
+    Returns:
+        Whether this channel goes on.
+    """
+    state = state_ptr + channel * STATE_WORDS
+    differs = any_row(row_mask & (acknowledged != carried), R)
     code = tl.where(exhausted, EPOCH_EXHAUSTED, tl.where(fault != 0, PEER_FAULT, PEER_TIMEOUT))
     code = tl.where(here, tl.where(differs, PEER_MISMATCH, 0), tl.where(stopped, 0, code))
-    if code != 0:
-        tl.atomic_or(sticky_ptr, code, sem="relaxed", scope="gpu")
-        tl.atomic_xchg(to_peer + fault_word, code.to(tl.int64), sem="release", scope="sys")
     if here:
         tl.store(state + EPOCH, epoch)
-    good = here & (code == 0)
-    theirs = tl.load(mine + block + FLAGS_WORD, mask=row_mask & good, other=0, cache_modifier=".cg")
-    return good, theirs.to(tl.int32)
+    if code != 0:
+        # after the stores of the rows' own flags: nothing of these rows may be used
+        tl.debug_barrier()
+        tl.atomic_or(error_ptr + rows, PEER_FLAG, mask=row_mask, sem="relaxed")
+        tl.store(state + STOPPED, code.to(tl.int64))
+        tl.atomic_or(sticky_ptr, code, sem="relaxed", scope="gpu")
+        tl.debug_barrier()
+        fault_ptr = words_at(peer) + num_rows * 2 * BLOCK_WORDS
+        tl.atomic_xchg(fault_ptr, code.to(tl.int64), sem="release", scope="sys")
+    return here & (code == 0)
 
 
 @triton.jit

@@ -12,18 +12,21 @@ import triton.language as tl
 from remote_dspark.kernels.finish import draw_rows, merge_candidates, read_control
 from remote_dspark.kernels.pair_exchange import (
     ABSENT,
+    ACK_WORD,
     BAD_LOGITS,
-    BLOCK_WORDS,
-    EPOCH,
+    FLAGS_WORD,
+    LIMIT,
+    PEER_FLAG,
     STATE_WORDS,
+    close_message,
     exchange,
+    inbox_block,
+    read_state,
+    received_word,
     result_word,
-    words_at,
 )
-from remote_dspark.kernels.selection import any_row, column, entries_of, kth_key, place, row_max, scatter
-
-PEER_FLAG = tl.constexpr(128)
-"""`RowError.PEER`."""
+from remote_dspark.kernels.rounding import KEY_LOWEST
+from remote_dspark.kernels.selection import any_row, column, entries_of, row_prefix, row_sum, scatter
 
 
 @triton.jit
@@ -39,7 +42,7 @@ def join_entries(
     rows,
     row_mask,
     count,
-    received,
+    here,
     merged_ptr,
     union_ptr,
     block_ptr,
@@ -50,24 +53,28 @@ def join_entries(
 ):
     """Top k of both ranks' entries in ascending id, stored in ``union_ptr``; returns their number per row.
 
-    Rank 0 owns the lower ids and both halves ascend, so the lower rank's entries simply come first.
+    Rank 0 owns the lower ids and both halves ascend, so the lower rank's entries simply come first. Among so few every
+    entry is compared with every other: the number of better ones is its rank, ties to the lower id.
     """
     both = entries_of(2 * K, R)
     index = both & (K - 1)
     live = column(row_mask, R) & (both >= 0)
     is_own = (both < K) == (rank == 0)
     own = own_entries(merged_ptr, rows, count, index, live & is_own, shard_start, R, K)
-    theirs = tl.load(
-        column(block_ptr, R) + index, mask=live & (is_own == 0) & received, other=ABSENT, cache_modifier=".cg"
-    )
+    from_peer = live & (is_own == 0) & here
+    theirs = tl.load(column(block_ptr, R) + index, mask=from_peer, other=ABSENT, cache_modifier=".cg")
     joined = tl.where(is_own, own, theirs)
-    keys = (joined >> 32).to(tl.int32)
-    threshold, above = kth_key(keys, row_max(keys, R), R, 2 * K, K)
-    selected, slots, found = place(keys, threshold, above, R, K)
+    keys = tl.reshape((joined >> 32).to(tl.int32), [R, 2 * K])
+    entry = tl.arange(0, 2 * K)
+    tied = (keys[:, None, :] == keys[:, :, None]) & (entry[None, None, :] < entry[None, :, None])
+    better = tl.sum(((keys[:, None, :] > keys[:, :, None]) | tied).to(tl.int32), axis=2)
+    selected = tl.reshape((better < K) & (keys >= KEY_LOWEST), joined.shape)
+    chosen = selected.to(tl.int32)
+    slots = row_prefix(chosen, R) - 1
     scatter(union_ptr + column(rows, R) * K + slots, joined, selected & live, False)
     # the entries are read back by other threads of this program
     tl.debug_barrier()
-    return found
+    return row_sum(chosen, R)
 
 
 @triton.jit
@@ -118,21 +125,41 @@ def finish_pair(
         last: Not 0 at the last position of a chain, whose result is acknowledged by a message of its own.
     """
     draw, tau, greedy, round_low, round_high = read_control(rows, row_mask, control_ptr, step)
+    epoch, nonce, exhausted, stopped = read_state(state_ptr, channel)
+    carried = tl.load(result_ptr + rows, mask=row_mask, other=0)
     count = merge_candidates(
         rows, candidate_ptr, merged_ptr, num_rows, num_tiles, num_tiles, num_tiles * TILE, R, K, TILE, N, DIRECT
     )
     entries = entries_of(K, R)
     mask = column(row_mask, R) & (entries >= 0)
     own = own_entries(merged_ptr, rows, count, entries, mask, shard_start, R, K)
-    # the epoch says which slot the message will be in, before the exchange moves it on
-    epoch = tl.load(state_ptr + channel * STATE_WORDS + EPOCH) + 1
     bound = bound.to(tl.int64)
-    good, theirs = exchange(
-        rows, row_mask, channel, num_rows, own, flags, result_ptr, inbox, peer, state_ptr, sticky_ptr, bound, R, K, True
+    may_send = (exhausted | stopped) == 0
+    here, fault = exchange(
+        rows,
+        row_mask,
+        channel,
+        num_rows,
+        own,
+        flags,
+        carried,
+        epoch,
+        nonce,
+        may_send,
+        inbox,
+        peer,
+        state_ptr,
+        bound,
+        R,
+        K,
+        True,
     )
-    flags = flags | theirs | tl.where(good, 0, PEER_FLAG)
-    block_ptr = words_at(inbox) + ((epoch & 1).to(tl.int32) * num_rows + rows) * BLOCK_WORDS
-    count = join_entries(rows, row_mask, count, good, merged_ptr, union_ptr, block_ptr, rank, shard_start, R, K)
+    # read together, used where needed: each read of the inbox alone would cost a trip to L2
+    theirs = received_word(inbox, rows, row_mask, here, num_rows, epoch, FLAGS_WORD).to(tl.int32)
+    acknowledged = received_word(inbox, rows, row_mask, here, num_rows, epoch, ACK_WORD)
+    block_ptr = inbox_block(inbox, rows, num_rows, epoch)
+    count = join_entries(rows, row_mask, count, here, merged_ptr, union_ptr, block_ptr, rank, shard_start, R, K)
+    flags = flags | theirs | tl.where(here, 0, PEER_FLAG)
     flags, token, ids, tickets = draw_rows(
         rows,
         row_mask,
@@ -158,30 +185,106 @@ def finish_pair(
         FLOOR_FIRST,
         EMIT_WEIGHTS,
     )
-    tl.store(result_ptr + rows, result_word(token, ids, tickets, R), mask=row_mask)
+    result = result_word(token, ids, tickets, R)
+    tl.store(result_ptr + rows, result, mask=row_mask)
     # only of rows that were exchanged: the peer has the same flags
-    if good & any_row((flags != 0) & row_mask, R):
+    if here & any_row((flags != 0) & row_mask, R):
         tl.atomic_or(sticky_ptr, BAD_LOGITS, sem="relaxed", scope="gpu")
-    if last != 0:
-        # the result is read back by other threads of this program
-        tl.debug_barrier()
-        settled, _ = exchange(
+    goes_on = close_message(
+        rows,
+        row_mask,
+        channel,
+        num_rows,
+        carried,
+        acknowledged,
+        epoch,
+        here,
+        fault,
+        exhausted,
+        stopped,
+        peer,
+        state_ptr,
+        sticky_ptr,
+        error_ptr,
+        R,
+    )
+    if (last != 0) & goes_on:
+        settle(
             rows,
             row_mask,
             channel,
             num_rows,
             own,
-            flags,
-            result_ptr,
+            result,
+            epoch + 1,
+            nonce,
             inbox,
             peer,
             state_ptr,
             sticky_ptr,
+            error_ptr,
             bound,
             R,
             K,
-            False,
         )
-        # without the peer's acknowledgement nothing of this row may be used
-        if settled == 0:
-            tl.atomic_or(error_ptr + rows, PEER_FLAG, mask=row_mask, sem="relaxed")
+
+
+@triton.jit
+def settle(
+    rows,
+    row_mask,
+    channel,
+    num_rows,
+    entries,
+    result,
+    epoch,
+    nonce,
+    inbox,
+    peer,
+    state_ptr,
+    sticky_ptr,
+    error_ptr,
+    bound,
+    R: tl.constexpr,
+    K: tl.constexpr,
+):
+    """Ends a chain: a message without candidates, which acknowledges the last position and awaits the peer's."""
+    exhausted = epoch >= tl.load(state_ptr + channel * STATE_WORDS + LIMIT)
+    here, fault = exchange(
+        rows,
+        row_mask,
+        channel,
+        num_rows,
+        entries,
+        rows * 0,
+        result,
+        epoch,
+        nonce,
+        exhausted == 0,
+        inbox,
+        peer,
+        state_ptr,
+        bound,
+        R,
+        K,
+        False,
+    )
+    acknowledged = received_word(inbox, rows, row_mask, here, num_rows, epoch, ACK_WORD)
+    close_message(
+        rows,
+        row_mask,
+        channel,
+        num_rows,
+        result,
+        acknowledged,
+        epoch,
+        here,
+        fault,
+        exhausted,
+        False,
+        peer,
+        state_ptr,
+        sticky_ptr,
+        error_ptr,
+        R,
+    )

@@ -15,7 +15,16 @@ from enum import IntFlag
 import torch
 
 from remote_dspark.contract import Q_FLOOR_FIRST, SUPPORT_K
-from remote_dspark.kernels.pair_exchange import BLOCK_WORDS, EPOCH, LIMIT, LONGEST, NONCE, NUM_SLOTS, STATE_WORDS
+from remote_dspark.kernels.pair_exchange import (
+    BLOCK_WORDS,
+    EPOCH,
+    LIMIT,
+    LONGEST,
+    NONCE,
+    NUM_SLOTS,
+    STATE_WORDS,
+    STOPPED,
+)
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling
 
 NUM_RANKS = 2
@@ -27,7 +36,11 @@ DEFAULT_TIMEOUT_NS = 50_000_000
 
 
 class PairError(IntFlag):
-    """Why a rank takes part in nothing any more (all but BAD_LOGITS), or why the reply must be discarded."""
+    """Why the reply must be discarded and the worker torn down.
+
+    All but BAD_LOGITS also end the channel they were met in; the other channels end with their next long wait, or with
+    the host, which launches nothing on a pair with an error.
+    """
 
     NONE = 0
     PEER_TIMEOUT = 1
@@ -157,19 +170,21 @@ class PairRank:
         Raises:
             ValueError: It has an error already.
         """
-        if self.errors():
-            raise ValueError(f"rank {self.rank}: expected no error, found {self.errors()!r}; build a new pair")
-        self.sticky.fill_(int(PairError.PEER_FAULT))
+        self._require_no_error()
+        self.state[:, STOPPED.value] = int(PairError.PEER_FAULT)
 
     def restart(self) -> None:
         """Ends `stop`. Both ranks were stopped for the same launches, so their results still agree.
 
         Raises:
-            ValueError: It has another error, and errors are for life.
+            ValueError: It has an error, and errors are for life.
         """
-        if self.errors() != PairError.PEER_FAULT or int(self.inbox[-BLOCK_WORDS.value]):
-            raise ValueError(f"rank {self.rank}: expected a rank stopped for priming, found {self.errors()!r}")
-        self.sticky.zero_()
+        self._require_no_error()
+        self.state[:, STOPPED.value] = 0
+
+    def _require_no_error(self) -> None:
+        if self.errors():
+            raise ValueError(f"rank {self.rank}: expected no error, found {self.errors()!r}; build a new pair")
 
     def require_rows(self, control: torch.Tensor) -> int:
         """B, when the control block has as many rows as the inbox.
@@ -195,5 +210,5 @@ class PairRank:
         return [int(epoch) for epoch in self.state[:, EPOCH.value].tolist()]
 
     def longest_wait(self) -> int:
-        """Longest wait of any channel in the unit of the bound; waits for the rank's device."""
+        """Longest timed wait of any channel in the unit of the bound, 0 when all were short; waits for the device."""
         return int(self.state[:, LONGEST.value].max())
