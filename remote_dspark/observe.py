@@ -61,10 +61,11 @@ class ObserveError(Exception):
 
 @dataclass(frozen=True)
 class HoldProof:
-    """A hold id and fence epoch that the guard of this host confirmed."""
+    """A hold id and fence epoch that the guard of this host confirmed, and the devices that it has locked."""
 
     hold_id: str
     epoch: int
+    devices: tuple[str, ...] = ()
 
 
 def source_digest(root: Path | None = None) -> str:

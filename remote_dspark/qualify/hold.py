@@ -60,7 +60,8 @@ def prove_hold(environ: Mapping[str, str], *, required: bool, timeout_s: float =
     if reply.get("ok") is not True:
         found = json.dumps(reply.get("error", reply), sort_keys=True)[:MAX_TEXT]
         raise HoldNotProvenError(f"hold {hold_id} epoch {epoch}: expected the guard's proof, found {found}")
-    return HoldProof(hold_id, int(epoch))
+    result = reply.get("result") or {}
+    return HoldProof(hold_id, int(epoch), tuple(str(device) for device in result.get("devices", ())))
 
 
 def parse_guard_frame(data: bytes) -> dict[str, Any]:

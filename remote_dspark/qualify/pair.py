@@ -3,13 +3,14 @@
 ``python -m remote_dspark.qualify.pair [--output DIR] [--require-hold]`` emulates the pair on a CPU: two processes over
 shared memory run the protocol of the physical pair (packed candidates, epochs, bounded waits, acknowledgement, sticky
 errors) with the reference arithmetic. What it cannot show: weak-memory ordering, speed, the GPU kernels.
-``--physical`` is refused here: that program needs two CUDA devices. Exit 0 means "observed", never "passed".
+``--physical`` runs the kernels on two CUDA devices instead (`pair_physical`); a hold must have locked both. Exit 0 means "observed", never "passed".
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from remote_dspark.contract import Q_FLOOR_FIRST, Q_STANDARD, ComputeKind, ObservationKind
-from remote_dspark.observe import ObserveError, Recorder, output_folder
+from remote_dspark.observe import HoldProof, ObserveError, Recorder, output_folder
 from remote_dspark.oracle.philox import derive_key, proposal_draw
 from remote_dspark.qualify.hold import prove_hold
 from remote_dspark.qualify.pair_checks import compare_block, same_outputs
@@ -54,7 +55,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PROGRAM)
     parser.add_argument("--output", help="folder of the observation; DSPARK_OUTPUT_DIR inside a hold")
     parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
-    parser.add_argument("--physical", action="store_true", help="two CUDA devices; not in this program yet")
+    parser.add_argument("--physical", action="store_true", help="the kernels, on two CUDA devices")
+    parser.add_argument("--devices", default="0,1", help="CUDA devices of rank 0 and rank 1")
+    parser.add_argument("--vocab-size", type=int, default=129_280, help="of the physical pair")
+    parser.add_argument("--bound-ns", type=int, default=50_000_000, help="longest wait of a physical rank")
     parser.add_argument("--seed", type=int, default=20)
     args = parser.parse_args(argv)
     try:
@@ -71,10 +75,11 @@ def run(args: argparse.Namespace, argv: list[str], environ: Mapping[str, str]) -
     Raises:
         ObserveError: Refused, or a rank did not start.
     """
-    if args.physical:
-        raise ObserveError("--physical: expected two CUDA devices, this program emulates the pair on a CPU only")
     folder = output_folder(args.output, environ)
     hold = prove_hold(environ, required=args.require_hold)
+    if args.physical:
+        _run_physical(args, argv, folder, hold)
+        return
     recorder = Recorder(ObservationKind.PAIR, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold)
     rng = np.random.default_rng(args.seed)
     with tempfile.TemporaryDirectory(prefix="dspark-pair-") as name:
@@ -94,6 +99,18 @@ def run(args: argparse.Namespace, argv: list[str], environ: Mapping[str, str]) -
     recorder.value("settings.vocab_size", SHAPE.vocab_size)
     recorder.value("num_launches", len(pair.elapsed_ns))
     recorder.value("num_rows", len(pair.elapsed_ns) * SHAPE.num_requests * SHAPE.depth)
+    recorder.write()
+
+
+def _run_physical(args: argparse.Namespace, argv: list[str], folder: Path, hold: HoldProof | None) -> None:
+    # Triton decides at import whether it compiles or interprets: the emulation must not load it.
+    from remote_dspark.qualify.pair_physical import observe
+
+    if not re.fullmatch(r"\d+(,\d+)+", args.devices):
+        raise ObserveError(f"--devices: expected two numbers like 0,1, found {args.devices!r}")
+    devices = [int(device) for device in args.devices.split(",")]
+    recorder = Recorder(ObservationKind.PAIR, PROGRAM, argv=argv, compute=ComputeKind.CUDA, folder=folder, hold=hold)
+    observe(recorder, devices, args.vocab_size, args.bound_ns, hold)
     recorder.write()
 
 

@@ -39,10 +39,13 @@ def device_state() -> list[dict[str, str]]:
     return [dict(zip(STATE_FIELDS, row, strict=True)) for row in rows]
 
 
-def peer_bandwidth(one: int, other: int, size_bytes: int = 1 << 28, repeats: int = 10) -> list[float]:
-    """GB/s of copies from one device to another, one value per copy."""
-    source = torch.ones(size_bytes, dtype=torch.uint8, device=f"cuda:{one}")
-    target = torch.zeros(size_bytes, dtype=torch.uint8, device=f"cuda:{other}")
+COPY_BYTES: Final = 1 << 28
+
+
+def peer_copies(one: int, other: int, repeats: int = 10) -> list[int]:
+    """Durations in ns of copies of `COPY_BYTES` from one device to another."""
+    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{one}")
+    target = torch.zeros(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{other}")
     found = []
     with torch.cuda.device(one):
         for _ in range(repeats + 1):
@@ -52,7 +55,7 @@ def peer_bandwidth(one: int, other: int, size_bytes: int = 1 << 28, repeats: int
             target.copy_(source)
             end.record()
             end.synchronize()
-            found.append(size_bytes / start.elapsed_time(end) / 1e6)
+            found.append(int(start.elapsed_time(end) * 1e6))
     # the first one also maps memory
     return found[1:]
 

@@ -82,7 +82,7 @@ def test_the_guard_proves_exactly_the_open_hold(guard: Guard) -> None:
         prove_hold(guard.environment("h-1", 1), required=True)
     hold_id, epoch = open_hold(guard)
     try:
-        assert prove_hold(guard.environment(hold_id, epoch), required=True) == HoldProof(hold_id, epoch)
+        assert prove_hold(guard.environment(hold_id, epoch), required=True) == HoldProof(hold_id, epoch, ("cpu:0",))
         for other in ((hold_id, epoch + 1), (hold_id, epoch - 1), ("h-other", epoch)):
             # A named hold is proven even where none is required: a stale environment must not pass for "outside".
             with pytest.raises(HoldNotProvenError, match="OTHER_HOLD"):

@@ -50,7 +50,8 @@ def test_the_program_observes_a_good_pair(tmp_path: Path) -> None:
 def test_what_it_refuses(tmp_path: Path) -> None:
     physical = run_pair("--output", str(tmp_path), "--physical")
     assert physical.returncode == 2
-    assert "two CUDA devices" in physical.stderr
+    assert "expected CUDA devices [0, 1]" in physical.stderr
+    assert not (tmp_path / "observation.json").exists()
     outside = run_pair("--output", str(tmp_path), "--require-hold")
     assert outside.returncode == 2
     assert "DSPARK_HOLD_ID" in outside.stderr
