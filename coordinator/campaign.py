@@ -24,8 +24,16 @@ from coordinator.evidence import Clockings, EvidenceWriter
 from coordinator.gate_admission import Admission, AdmitRequest, admit_store, verify_store
 from coordinator.guard_client import GuardRefusal, as_coordinator_error
 from coordinator.hold_arms import HoldBody
-from coordinator.hold_receipts import is_untouched, write_attempt, write_budget, write_hold, write_steps_budget
+from coordinator.hold_receipts import (
+    is_untouched,
+    refusals_kept,
+    write_attempt,
+    write_budget,
+    write_hold,
+    write_steps_budget,
+)
 from coordinator.identity import source_digests
+from coordinator.production import recover_command
 from coordinator.render import Reporter
 from coordinator.session import HostSession
 from coordinator.signals import InterruptFlag
@@ -54,6 +62,7 @@ class Campaign:
         journals: Folder of the holds' journals.
         keep: Folder of fetched raw files.
         manifest: The load manifest, staged onto the hosts by digest.
+        site: The site file, for the commands that a person is told to run.
     """
 
     compiled: CompiledPlan
@@ -62,6 +71,7 @@ class Campaign:
     journals: Path
     keep: Path
     manifest: Path
+    site: Path
     reporter: Reporter
     interrupt: InterruptFlag
     clock: Clock
@@ -126,7 +136,8 @@ class Campaign:
         """Both holds, then the comparison when both ended well."""
         result = CampaignResult(self.compiled, self.writer.store.path)
         for number in self.compiled.plan.hold_numbers():
-            self._require_budget(number)
+            with refusals_kept(self.writer, "campaign", "budget"):
+                self._require_budget(number)
             hold = self._hold(self.compiled, number, body=self._body, reason=f"campaign {self.writer.campaign}")
             self.holds.append(hold)
             result.holds.append(hold)
@@ -221,6 +232,7 @@ class Campaign:
             reporter=self.reporter,
             reason=reason,
             head=self._chain_head,
+            recover=recover_command(self.site, self.writer.store.path),
         )
         result = HoldResult(number, window)
         self.reporter.step(f"hold {window.hold_id}: plan {compiled.sha256[:16]}")
@@ -274,6 +286,7 @@ def open_campaign(
     clock: Clock,
     is_rehearsal: bool,
     manifest: Path,
+    site: Path,
     signer: Signer | None = None,
 ) -> Campaign:
     """A campaign with its store; the source-identity receipt is written here."""
@@ -286,6 +299,6 @@ def open_campaign(
         plan_sha256=compiled.sha256,
         signer=signer,
     )
-    campaign = Campaign(compiled, sessions, writer, journals, keep, manifest, reporter, interrupt, clock)
+    campaign = Campaign(compiled, sessions, writer, journals, keep, manifest, site, reporter, interrupt, clock)
     campaign.write_sources()
     return campaign

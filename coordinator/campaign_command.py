@@ -12,6 +12,7 @@ from coordinator.campaign_result import CampaignResult
 from coordinator.clock import Clock, SystemClock
 from coordinator.evidence_search import find_evidence, read_all
 from coordinator.gate_admission import OPEN_STAGE, AdmitRequest, plain_writer, require_admissible, require_stage
+from coordinator.hold_receipts import refusals_kept
 from coordinator.identity import source_digests
 from coordinator.keys import signer_from
 from coordinator.production import require_free
@@ -97,20 +98,23 @@ def _opened(
     reporter.step(
         f"plan {compiled.plan.name} {compiled.sha256}: {len(compiled.site.hosts)} hosts of {compiled.site.name}"
     )
-    find_evidence(
-        Store(store),
-        compiled.plan.required_evidence,
-        source_sha256=source_digests()["coordinator"],
-        now_utc=clock.utc(),
-    )
+    writer = plain_writer(store, clock, signer)
+    with refusals_kept(writer, "campaign", "evidence"):
+        find_evidence(
+            writer.store,
+            compiled.plan.required_evidence,
+            source_sha256=source_digests()["coordinator"],
+            now_utc=clock.utc(),
+        )
     interrupt = stack.enter_context(InterruptFlag())
     # Beside the store, as everything is that is no evidence.
     journals = store.absolute().parent / f"{store.name}-journals"
     stack.enter_context(campaign_lock(journals, f"plan {compiled.plan.name}", clock))
     if policy is not None and any(stage.name == OPEN_STAGE for stage in policy.document.stage):
-        require_stage(plain_writer(store, clock, signer), request, OPEN_STAGE, reporter)
-    sessions = stack.enter_context(open_sessions(compiled.site, clock))
-    require_free(sessions, site)
+        require_stage(writer, request, OPEN_STAGE, reporter)
+    with refusals_kept(writer, "campaign", "hosts"):
+        sessions = stack.enter_context(open_sessions(compiled.site, clock))
+        require_free(sessions, site, store)
     for session in sessions:
         stage_programs(session)
     load = compiled.plan.load
@@ -125,6 +129,7 @@ def _opened(
         clock=clock,
         is_rehearsal=False,
         manifest=plan.parent / load.manifest if load is not None else plan,
+        site=site,
         signer=signer,
     )
     for receipt, predicate in read_all(Store(store)):

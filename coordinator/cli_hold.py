@@ -42,11 +42,11 @@ def hold_open(
 
 
 @hold_app.command("status")
-def hold_status(site: SiteOption = _SITE, json: JsonOption = False) -> None:
+def hold_status(site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False) -> None:
     """Who, since when, until when, epoch, heartbeat age, what is stopped, debt, and the next safe command."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.show_status(site, json=json))
+    raise typer.Exit(hold_commands.show_status(site, store, json=json))
 
 
 @hold_app.command("witness")
@@ -120,11 +120,11 @@ def hold_clear(
 
 
 @lease_app.command("show")
-def lease_show(site: SiteOption = _SITE, json: JsonOption = False) -> None:
+def lease_show(site: SiteOption = _SITE, store: StoreOption = _STORE, json: JsonOption = False) -> None:
     """The lease of every host, as its guard has it."""
     from coordinator import hold_commands
 
-    raise typer.Exit(hold_commands.show_status(site, json=json))
+    raise typer.Exit(hold_commands.show_status(site, store, json=json))
 
 
 @lease_app.command("break")

@@ -28,8 +28,8 @@ from windows.site import Site
 _WITH_RECEIPT_OF_RECOVERY = ("recover", "abort")
 
 
-def show_status(site_path: Path, *, json: bool, clock: Clock | None = None) -> int:
-    """Print what every guard says about its host; exit code of the worst finding."""
+def show_status(site_path: Path, store: Path, *, json: bool, clock: Clock | None = None) -> int:
+    """Print what every guard says about its host, and commands that name ``store``; exit code of the worst finding."""
     clock = clock or SystemClock()
     site, _ = read_site(site_path)
     statuses: dict[str, Json] = {}
@@ -41,14 +41,15 @@ def show_status(site_path: Path, *, json: bool, clock: Clock | None = None) -> i
         print_json({"site": site.name, "hosts": statuses, "unreachable": unreachable})
     else:
         reporter = Reporter(clock.utc)
-        rows = status_rows(statuses, site_path) + [(name, "unreachable", error.message) for name, error in lost.items()]
+        rows = status_rows(statuses, site_path, store)
+        rows += [(name, "unreachable", error.message) for name, error in lost.items()]
         reporter.table(f"site {site.name}", ("host", "what", "value"), rows)
     owing = any(status["in_debt"] and not status["hold"] for status in statuses.values())
     found = [ExitCode.NOT_RESTORED if owing else ExitCode.DONE, *(error.exit_code for error in lost.values())]
     return int(combine(found))
 
 
-def status_rows(statuses: dict[str, Json], site: Path) -> list[tuple[str, str, str]]:
+def status_rows(statuses: dict[str, Json], site: Path, store: Path) -> list[tuple[str, str, str]]:
     """One line a fact, in the order a person asks: who, since, until, what is stopped, what to do."""
     rows: list[tuple[str, str, str]] = []
     for host, status in statuses.items():
@@ -71,14 +72,14 @@ def status_rows(statuses: dict[str, Json], site: Path) -> list[tuple[str, str, s
         if status["in_debt"]:
             debt = status.get("debt") or {}
             facts.append(("debt", f"since {debt.get('since_utc')}: {', '.join(debt.get('services', ()))}"))
-        facts.append(("next", next_command(str(status["state"]), bool(status["in_debt"]), site)))
+        facts.append(("next", next_command(str(status["state"]), bool(status["in_debt"]), site, store)))
         rows += [(host if index == 0 else "", name, str(value)) for index, (name, value) in enumerate(facts)]
     return rows
 
 
-def next_command(state: str, in_debt: bool, site: Path) -> str:
+def next_command(state: str, in_debt: bool, site: Path, store: Path) -> str:
     """What a person does now: a whole command, as docs/operations.md has it. The guard names its own verbs instead."""
-    command, options = f"{program()} hold", f"--site '{site}'"
+    command, options = f"{program()} hold", f"--site '{site}' --store '{store}'"
     if state == "free":
         return f"{command} recover {options}" if in_debt else "nothing to do"
     if state == "degraded":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 
 from coordinator.errors import CoordinatorError
 from coordinator.evidence import PASS, Clockings, EvidenceWriter, verdict
@@ -12,6 +13,7 @@ from coordinator.session import HostSession
 from coordinator.store import ReceiptId
 from coordinator.window import Window
 from receipts import bodies
+from receipts.errors import ReceiptError
 from receipts.fields import Exit, ExitKind, Kind, Outcome, Parent, Position, Row, Subject
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
@@ -192,6 +194,19 @@ def write_attempt(
         evidence=writer.procedure_evidence(),
         exit=Exit(kind=ExitKind.EXITED, code=int(error.exit_code)),
     )
+
+
+@contextmanager
+def refusals_kept(writer: EvidenceWriter, command: str, stage: str) -> Iterator[None]:
+    """Whatever refuses inside leaves an attempt receipt: every attempt has one, also one that touched nothing."""
+    started = writer.now()
+    try:
+        yield
+    except CoordinatorError as error:
+        with suppress(ReceiptError, OSError):
+            # what refused matters more than that the store takes no receipt
+            write_attempt(writer, command, stage, error, started)
+        raise
 
 
 def is_untouched(window: Window) -> bool:

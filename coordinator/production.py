@@ -29,18 +29,26 @@ def program() -> str:
     return "coordinator" if shutil.which("coordinator") else str(Path(sys.executable).with_name("coordinator"))
 
 
-def require_free(sessions: Sequence[HostSession], site: Path = Path("site.toml")) -> None:
+def recover_command(site: Path, store: Path) -> str:
+    """What a person runs to end the hold that the hosts of a site know; the store is its campaign's."""
+    return f"{program()} hold recover --site '{site}' --store '{store}'"
+
+
+def require_free(
+    sessions: Sequence[HostSession], site: Path = Path("site.toml"), store: Path = Path("receipts-store")
+) -> None:
     """Refuse before production is started when a host is held or in debt.
 
     Args:
         sessions: The hosts.
         site: The site file that the printed command names.
+        store: The receipt store that it names: a recovery belongs to the chain of its campaign.
 
     Raises:
         HardwareHeld: Somebody holds it; the message says who and until when.
         NotRestored: An earlier hold is not proven restored.
     """
-    recover = f"`{program()} hold recover --site '{site}'`"
+    recover = f"`{recover_command(site, store)}`"
     for session in sessions:
         status = session.guard.call("status")
         hold = status.get("hold")

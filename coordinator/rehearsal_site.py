@@ -176,7 +176,7 @@ def first_hold_document() -> dict[str, Any]:
 
 def opening_bounds() -> dict[str, int]:
     """Declared bounds of the steps every hold has."""
-    return {"preflight": 60, "lease": 30, "snapshot": 30, "arm-dead-man": 60, "stop": 90}
+    return {"preflight": 60, "lease": 20, "snapshot": 30, "arm-dead-man": 60, "stop": 90}
 
 
 def campaign_document(

@@ -64,7 +64,7 @@ def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None
         )
         site, _ = read_site(files.site)
         with open_sessions(site, clock) as sessions:
-            require_free(sessions, files.site)
+            require_free(sessions, files.site, files.store)
             # Only now: a refused rehearsal must not take the name from the run whose receipts a person wants to read.
             point_latest(root / "latest", files.site.parent)
             for session in sessions:
@@ -95,6 +95,7 @@ def _campaign(
         clock=clock,
         is_rehearsal=True,
         manifest=load_manifest(),
+        site=files.site,
     )
     first = compile_files(files.site, files.first_plan)
     campaign.measure_budget(first)

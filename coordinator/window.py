@@ -45,6 +45,7 @@ class Window:
         sessions: Connected hosts, programs staged.
         journals: Folder that gets this hold's journal.
         reason: Why, for a person at 3 a.m.
+        recover: The command that a person is told to run when production is not proven.
         head: Returns ``log``, ``head`` and ``sequence`` of the receipt store, or None while it is empty.
     """
 
@@ -59,6 +60,7 @@ class Window:
         reporter: Reporter,
         reason: str,
         head: Callable[[], Json | None] | None = None,
+        recover: str = "coordinator hold recover",
     ) -> None:
         self.compiled = compiled
         self.number = number
@@ -72,6 +74,7 @@ class Window:
         self._reporter = reporter
         self._reason = reason
         self._head = head
+        self._recover = recover
         self._opened_ns = clock.monotonic_ns()
         self._heartbeat: Heartbeat | None = None
         self.journal = Journal(
@@ -295,7 +298,7 @@ class Window:
                 where=session.name,
                 expected="; ".join(f"{row['service']}.{row['field']} = {row['expected']}" for row in wrong),
                 found="; ".join(str(row["found"]) for row in wrong),
-                next_step=f"look at the host, then `coordinator hold recover --hold {self.hold_id}`",
+                next_step=f"look at the host, then `{self._recover} --hold {self.hold_id}`",
             )
         record.restored_by = "close"
 

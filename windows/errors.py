@@ -47,6 +47,18 @@ class DocumentError(WindowsError):
         super().__init__(f"{what} refused:\n" + "\n".join(f"  {line}" for line in self.lines))
 
 
+class FieldsError(ValueError):
+    """A validator's refusal of fields that do not fit each other; the line names each of them, with its value.
+
+    Attributes:
+        fields: Their paths below the model, e.g. ``("orphan_after_s", "step_bounds_s.lease")``.
+    """
+
+    def __init__(self, fields: Sequence[str], expectation: str) -> None:
+        self.fields = tuple(fields)
+        super().__init__(expectation)
+
+
 class PlanError(WindowsError):
     """Site and window plan do not make a plan together."""
 
@@ -114,9 +126,22 @@ def _describe(item: Any, known: Sequence[str]) -> str:
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"{field}: unknown field, expected only the documented ones{hint}"
     expectation = _expectation(item)
+    cause = (item.get("ctx") or {}).get("error")
+    if isinstance(cause, FieldsError):
+        prefix = f"{field}." if item["loc"] else ""
+        found = [_shown((*item["loc"], *name.split(".")), _value_at(item["input"], name)) for name in cause.fields]
+        named = ", ".join(prefix + name for name in cause.fields)
+        return f"{named}: found {', '.join(found)}, expected {expectation}"
     if kind == "missing":
         return f"{field}: found nothing, expected {expectation}"
     return f"{field}: found {_shown(item['loc'], item['input'])}, expected {expectation}"
+
+
+def _value_at(value: object, path: str) -> object:
+    """The value at a dotted path of the refused input; None where a default stands."""
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def _expectation(item: Any) -> str:

@@ -16,6 +16,7 @@ from pydantic import Field, field_validator, model_validator
 from remote_dspark.contract import DraftMode
 from windows.design import require_consecutive, require_design
 from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document, shaped
+from windows.errors import FieldsError
 from windows.site import Port, Probe, Role, require_no_secret_option, require_no_secret_value
 from windows.template import KNOWN_PLACEHOLDERS, require_known
 
@@ -259,7 +260,7 @@ class ComparisonPlan(Strict):
     @model_validator(mode="after")
     def _floor_has_a_source(self) -> Self:
         if (self.aa_floor_ppm is None) != (self.aa_floor_receipt is None):
-            raise ValueError("expected aa_floor_ppm and aa_floor_receipt together: a floor without a source is a guess")
+            raise FieldsError(("aa_floor_ppm", "aa_floor_receipt"), "both: a floor without a source is a guess")
         return self
 
 
@@ -335,21 +336,32 @@ class WindowPlan(Strict):
         }
         has_arms = any(self.holds.values())
         if has_arms != (self.purpose is Purpose.CAMPAIGN):
-            raise ValueError(
-                "expected arms in the holds of a campaign, and none in a first-hold (stop and restore only)"
+            raise FieldsError(
+                ("purpose", "holds"), "arms in the holds of a campaign, and none in those of a first-hold"
             )
         for name, part in parts.items():
             if (part is None) == has_arms:
-                raise ValueError(f"expected {'a' if has_arms else 'no'} {name!r} in a {self.purpose.value} plan")
+                wanted = "a" if has_arms else "no"
+                raise FieldsError(("purpose", name), f"{wanted} {name!r} in a {self.purpose.value} plan")
         return self
 
     @model_validator(mode="after")
     def _bounds_cover_the_steps(self) -> Self:
         missing = [kind.value for kind in self.step_kinds() if kind not in self.step_bounds_s]
         if missing:
-            raise ValueError(f"expected step_bounds_s for {', '.join(missing)}: every step has a bound")
+            names = [f"step_bounds_s.{kind}" for kind in missing]
+            raise FieldsError(names, f"step_bounds_s for {', '.join(missing)}: every step has a bound")
         if self.restore_reserve_s >= self.bound_s:
-            raise ValueError(f"expected restore_reserve_s below bound_s ({self.bound_s})")
+            raise FieldsError(("restore_reserve_s", "bound_s"), f"restore_reserve_s below bound_s ({self.bound_s})")
+        return self
+
+    @model_validator(mode="after")
+    def _leases_outlive_their_step(self) -> Self:
+        """Nobody beats before every host is leased: until then the first of them must not take us for dead."""
+        lease_s = self.step_bounds_s[StepKind.LEASE]
+        for name in ("orphan_after_s", "provisional_s"):
+            if getattr(self, name) < lease_s:
+                raise FieldsError((name, "step_bounds_s.lease"), f"{name} of at least the lease's bound ({lease_s} s)")
         return self
 
     @model_validator(mode="after")
@@ -357,7 +369,7 @@ class WindowPlan(Strict):
         if self.arms is not None and self.load is not None and self.pair_qualify is not None:
             names = [service.name for service in self.services]
             if len(set(names)) != len(names):
-                raise ValueError("expected distinct names of services")
+                raise FieldsError(("services",), f"distinct names, found {', '.join(names)}")
             for service in self.services:
                 require_known(service.texts(), self.arms.A.settings)
             require_known(self.load.program.texts(), self.arms.A.settings)

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document, shaped
+from windows.errors import FieldsError
 
 SITE_SCHEMA: Final = "coordinator/site/v1"
 
@@ -184,13 +185,16 @@ class Service(Strict):
             given = bool(getattr(self, field))
             if given != (field == wanted):
                 verb = "no" if given else "a"
-                raise ValueError(f"expected {verb} field {field!r} for kind {self.kind.value!r} (it takes {wanted!r})")
+                expectation = f"{verb} field {field!r} for kind {self.kind.value!r} (it takes {wanted!r})"
+                raise FieldsError(("kind", field), expectation)
         if self.start and not self.start[0].startswith("/"):
             raise ValueError("expected start[0] to be an absolute path: a host's PATH is not part of the record")
         if self.expected is ServiceState.RUNNING and self.probe is None:
-            raise ValueError("expected a probe: a service expected to run is restored only when a request proves it")
+            proven = "a service expected to run is restored only when a request proves it"
+            raise FieldsError(("expected", "probe"), f"a probe: {proven}")
         if self.stop_s < self.drain_s:
-            raise ValueError(f"expected stop_s >= drain_s ({self.drain_s}), because the drain is part of the stop")
+            expectation = f"stop_s >= drain_s ({self.drain_s}), because the drain is part of the stop"
+            raise FieldsError(("stop_s", "drain_s"), expectation)
         return self
 
     def to_guard(self) -> dict[str, Any]:
@@ -228,9 +232,10 @@ class Host(Strict):
         for field in ("address", "user", "host_key", "identity_file"):
             given = getattr(self, field) is not None
             if given and self.transport == "local":
-                raise ValueError(f"expected no {field!r} for transport 'local'")
+                raise FieldsError(("transport", field), f"no {field!r} for transport 'local'")
             if not given and self.transport == "ssh":
-                raise ValueError(f"expected a {field!r} for transport 'ssh': keys are pinned and no agent is asked")
+                reason = "keys are pinned and no agent is asked"
+                raise FieldsError(("transport", field), f"a {field!r} for transport 'ssh': {reason}")
         return self
 
     @model_validator(mode="after")

@@ -63,33 +63,33 @@ def test_a_service_that_does_not_come_up_opens_no_hold_and_names_its_log(small_s
 
 
 def test_a_living_hold_is_held_and_not_a_debt(small_site: SmallSite, tmp_path: Path) -> None:
-    site = tmp_path / "my site.toml"
+    site, store = tmp_path / "my site.toml", tmp_path / "its store"
     with small_site.running() as (compiled, sessions):
         window = small_site.window(compiled, sessions)
         with window:
             window.open()
             with pytest.raises(HardwareHeld) as caught:
-                require_free(sessions, site)
-            rows = dict(row[1:] for row in status_rows({"here": sessions[0].guard.call("status")}, site))
+                require_free(sessions, site, store)
+            rows = dict(row[1:] for row in status_rows({"here": sessions[0].guard.call("status")}, site, store))
     assert window.hold_id in caught.value.found
-    assert f"hold recover --site '{site}'" in caught.value.next_step
+    assert f"hold recover --site '{site}' --store '{store}'" in caught.value.next_step
     assert re.fullmatch(r"\d+ s ago; the host acts in \d+ s", rows["heartbeat"])
-    assert f"hold recover --site '{site}'" in rows["next"]
+    assert f"hold recover --site '{site}' --store '{store}'" in rows["next"]
 
 
 def test_a_free_host_needs_nothing(small_site: SmallSite) -> None:
     with small_site.running() as (_, sessions):
-        rows = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
+        rows = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"), Path("store"))
     assert rows[-1][1:] == ("next", "nothing to do")
 
 
 def test_status_says_that_the_dead_man_is_gone(small_site: SmallSite) -> None:
     with small_site.running() as (compiled, sessions), small_site.window(compiled, sessions) as window:
         window.open()
-        before = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
+        before = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"), Path("store"))
         record = Path(sessions[0].spec.state_dir) / "holds" / window.hold_id / "deadman.json"
         os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
-        after = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"))
+        after = status_rows({"here": sessions[0].guard.call("status")}, Path("site.toml"), Path("store"))
     assert "dead-man" not in [row[1] for row in before]
     assert "NOT RUNNING" in dict(row[1:] for row in after)["dead-man"]
 

@@ -19,7 +19,7 @@ FAILED = pytest.StashKey[bool]()
 PART = pytest.StashKey[str]()
 
 
-MATRIX = "test_fault_matrix.py"
+MATRIX = "test_faults_"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.hosts)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=f"NOT RUN: booting hosts {reason}"))
-    cases = [item for item in here if item.path.name == MATRIX]
+    cases = [item for item in here if item.path.name.startswith(MATRIX)]
     if cases and not any("::" in argument for argument in config.args):
         _keep_a_part(config, items, cases)
 
@@ -74,13 +74,22 @@ def lab() -> Iterator[Lab]:
         yield booted
 
 
-@pytest.fixture
-def trio(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
-    """Three hosts with production on them; a failed test leaves no host behind for the next one."""
-    hosts = Trio(lab, tmp_path)
+def _trio(hosts: Trio, request: pytest.FixtureRequest) -> Iterator[Trio]:
     yield hosts
     hosts.tainted |= request.node.stash.get(FAILED, False)
     hosts.close()
+
+
+@pytest.fixture
+def trio(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
+    """Three hosts with production on them; a failed test leaves no host behind for the next one."""
+    yield from _trio(Trio(lab, tmp_path), request)
+
+
+@pytest.fixture
+def bare(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
+    """The same without a service manager on the hosts: production is a process of the guard's."""
+    yield from _trio(Trio(lab, tmp_path, is_bare=True), request)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -62,12 +62,15 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 
-    def machines_named(self, *names: str, image: Callable[[Path], None] | None = None) -> list[Machine]:
+    def machines_named(
+        self, *names: str, image: Callable[[Path], None] | None = None, is_bare: bool = False
+    ) -> list[Machine]:
         """Hosts of these names, booted all at once when they are off; ``image`` fills their fresh disks."""
         for name in names:
             if name not in self.machines:
                 self.machines[name] = self._machine(name, 10 + len(self.machines))
                 self.machines[name].image = image
+                self.machines[name].is_bare = is_bare
         chosen = [self.machines[name] for name in names]
         off = [machine for machine in chosen if not machine.is_up]
         for machine in off:

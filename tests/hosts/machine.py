@@ -1,4 +1,4 @@
-"""One real host in namespaces of this machine: its own systemd as PID 1, sshd, disk, cgroup tree, boot id and link.
+"""One real host in namespaces of this machine: its own systemd (or none), sshd, disk, cgroup tree, boot id and link.
 
 Rules: the link goes silent before a power-off, as a real one does; processes are ended by pid and start time only;
 the disk (the upper layer of an overlay over this machine's root) outlives power-offs; a host dies with the test process
@@ -21,10 +21,10 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 DISK = "256m"
 
-# Becomes the host's systemd at its end. Arguments: folder, host name.
+# Becomes the host's PID 1 at its end. Arguments: folder, host name, program.
 INIT = r"""
 set -e
-D=$1; NAME=$2; R=$D/root
+D=$1; NAME=$2; R=$D/root; shift 2
 mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=/,upperdir=$D/disk/upper,workdir=$D/disk/work" "$R"
 cd "$R"
@@ -53,9 +53,13 @@ ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 hostname "$NAME"
 exec setpriv --bounding-set=-sys_time,-sys_module,-sys_boot chroot . /usr/bin/env -i container=lab \
-  PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-  /lib/systemd/systemd --system --unit=lab.target --log-target=console --log-level=notice --show-status=no
+  PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
 """
+
+SYSTEMD = "/lib/systemd/systemd --system --unit=lab.target --log-target=console --log-level=notice --show-status=no"
+BARE = "/bin/bash -c"
+BARE_LOOP = "while :; do /usr/sbin/sshd -D -e -f /etc/ssh/lab_config; sleep 0.2; done"
+"""PID 1 of a host without a service manager: it keeps sshd up and reaps orphans, nothing more."""
 
 # A cgroup of its own in every hierarchy, entered before the namespace of cgroups is made.
 LAUNCH = r"""
@@ -148,6 +152,7 @@ class Machine:
         identity: Private key for user root.
         host_key: Type and base64 body of the pinned key.
         image: Adds files to a fresh disk, given its root.
+        is_bare: It has no service manager.
     """
 
     def __init__(self, lab: str, folder: Path, name: str, bridge: str, address: str) -> None:
@@ -159,6 +164,7 @@ class Machine:
         self._disk = self._dir / "disk"
         self._process: subprocess.Popen[bytes] | None = None
         self.image: Callable[[Path], None] | None = None
+        self.is_bare = False
         self.identity = folder / "identity"
         (self._dir / "root").mkdir(parents=True, exist_ok=True)
         self._disk.mkdir(exist_ok=True)
@@ -186,9 +192,10 @@ class Machine:
         launch.write_text(LAUNCH)
         argv = ["setpriv", "--pdeathsig", "KILL", "sh", str(launch), self._tag]
         argv += ["ip", "netns", "exec", self._tag, "unshare", "-f", "-p", "-m", "-u", "-i", "-C", "--kill-child"]
+        program = [*BARE.split(), BARE_LOOP] if self.is_bare else SYSTEMD.split()
         with (self._dir / "console.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*argv, "sh", str(script), str(self._dir), self.name],
+                [*argv, "sh", str(script), str(self._dir), self.name, *program],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tests.hosts.trio import STATE, Driver, Trio
+from tests.hosts.estate import STATE
+from tests.hosts.trio import Driver, Trio
 
 DEAD_MAN_S = 10.0
 OVERHEAD_S = 6.0

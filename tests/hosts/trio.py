@@ -1,13 +1,8 @@
-"""Three real hosts with real production on them, the site and plan that hold it, and what must be true afterwards.
-
-Production of each host: ``web``, an enabled systemd unit, and ``worker``, a process of the guard's. Each start of
-either leaves a line on the host's disk, so "one restore" is counted by the services themselves, not by the guard.
-"""
+"""Three real hosts with production on them, a coordinator that holds it, and what must be true afterwards."""
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import signal
 import subprocess
@@ -24,137 +19,24 @@ from coordinator.errors import CoordinatorError
 from coordinator.hold_commands import end_hold
 from coordinator.journal import read_journal
 from coordinator.rehearsal_site import write_toml
+from tests.hosts.estate import LOOK, PYTHON, STATE, TRACES, WORK, fill_disk, plan_document, web, worker
 from tests.hosts.lab import Lab
 from tests.hosts.machine import LabError, Machine, start_ticks, wait_for
 from windows.guard.framing import parse_reply
 from windows.guard.state import State
-from windows.guard_archive import archive_name, build_archive
 from windows.hold import replay
 from windows.site import parse_site
 
 Json = dict[str, Any]
 
 NAMES = ("h0", "h1", "h2")
-PYTHON = os.path.realpath(sys.executable)
-STATE, WORK, SERVE = "/var/lib/dspark-guard", "/srv/work", "/srv/serve.py"
-WEB_PORT, WORKER_PORT = 8001, 8002
+BARE_NAMES = ("b0", "b1", "b2")
+
 RESTORED_CODES = frozenset({0, 10, 11, 20, 22, 30, 33, 130})
 """Exit codes that promise: production is back, or was never touched."""
 
-ORPHAN_AFTER_S = 6
-"""Short, and still longer than a busy machine needs to lease three hosts: nobody beats before that."""
-
-SERVE_PROGRAM = """
-import os, signal, socket, sys
-name, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-if mode == "deaf":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-with open("/srv/starts", "a") as log:
-    log.write(name + chr(10))
-server = socket.create_server(("127.0.0.1", port), backlog=16)
-while True:
-    link, _ = server.accept()
-    link.settimeout(5)
-    try:
-        link.recv(4096)
-        link.sendall(b"HTTP/1.0 200 OK" + 2 * bytes((13, 10)) + b"served by " + name.encode())
-    except OSError:
-        pass
-    link.close()
-"""
-
-WEB_UNIT = f"""[Service]
-ExecStart={PYTHON} -I -S {SERVE} web {WEB_PORT} plain
-[Install]
-WantedBy=multi-user.target
-"""
-
-# What of production and of the guard's traces is compared before and after, in one go.
-# Production, compared before and after in one go.
-LOOK = f"""
-cd /
-systemctl show web -p LoadState -p ActiveState -p SubState -p UnitFileState -p FragmentPath -p DropInPaths \
-  -p NeedDaemonReload
-for port in {WEB_PORT} {WORKER_PORT}; do
-  exec 3<>/dev/tcp/127.0.0.1/$port && echo x >&3 && cat <&3 | tail -1; echo
-done 2>&1
-"""
-
-# What a hold may leave nowhere.
-TRACES = f"""
-cd /
-systemctl list-units --all --plain --no-legend 'dspark-guard-*' | awk '{{print "unit", $1}}' | grep -v -- -service-
-find /run/dspark-guard /run/systemd/system/*.d/90-dspark-hold.conf /etc/systemd/system/dspark-guard-* \
-  {STATE}.debt/debt.json -type f 2>/dev/null
-"""
-
 NUM_RECORDS = 63
 """Records of the journal of one undisturbed hold of three hosts with a run on each."""
-
-
-def web() -> Json:
-    """The unit, as the site file describes it."""
-    return {
-        "name": "web",
-        "kind": "systemd-system",
-        "unit": "web.service",
-        "ports": [WEB_PORT],
-        "drain_s": 2,
-        "stop_s": 4,
-        "start_s": 10,
-        "watch_s": 0,
-        "stop_order": 1,
-        "probe": {"url": f"http://127.0.0.1:{WEB_PORT}/", "timeout_s": 2, "expect_contains": "served by web"},
-    }
-
-
-def worker(mode: str = "plain") -> Json:
-    """The process, as the site file describes it."""
-    return {
-        "name": "worker",
-        "kind": "process",
-        "start": [PYTHON, "-I", "-S", SERVE, "worker", str(WORKER_PORT), mode],
-        "cwd": "/srv",
-        "log": "/srv/worker.log",
-        "ports": [WORKER_PORT],
-        "drain_s": 1,
-        "stop_s": 4,
-        "start_s": 10,
-        "watch_s": 0,
-        "stop_order": 2,
-        "probe": {"url": f"http://127.0.0.1:{WORKER_PORT}/", "timeout_s": 2, "expect_contains": "served by worker"},
-    }
-
-
-def plan_document(**changes: Any) -> Json:
-    """Stop and restore only, with bounds of seconds."""
-    return {
-        "schema": "coordinator/plan/v1",
-        "name": "matrix",
-        "purpose": "first-hold",
-        "bound_s": 60,
-        "restore_reserve_s": 15,
-        "orphan_after_s": ORPHAN_AFTER_S,
-        "provisional_s": 15,
-        "holds": {"1": []},
-        "step_bounds_s": {"preflight": 10, "lease": 8, "snapshot": 5, "arm-dead-man": 8, "stop": 6},
-        **changes,
-    }
-
-
-def fill_disk(upper: Path) -> None:
-    """What a host of production has on its disk."""
-    units = upper / "etc/systemd/system"
-    (upper / "srv/work").mkdir(parents=True)
-    (upper / "srv/serve.py").write_text(SERVE_PROGRAM)
-    (units / "web.service").write_text(WEB_UNIT)
-    (units / "multi-user.target.wants").mkdir()
-    (units / "multi-user.target.wants/web.service").symlink_to("../web.service")
-    data = build_archive()
-    guard = upper / STATE[1:] / "bin" / archive_name(data)
-    guard.parent.mkdir(parents=True, mode=0o700)
-    (upper / STATE[1:]).chmod(0o700)
-    guard.write_bytes(data)
 
 
 @dataclass
@@ -216,16 +98,18 @@ class Driver:
 class Trio:
     """The three hosts in one test."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, *, is_bare: bool = False) -> None:
         self.folder = folder
-        self.machines = lab.machines_named(*NAMES, image=fill_disk)
+        names = BARE_NAMES if is_bare else NAMES
+        self.machines = lab.machines_named(*names, image=fill_disk, is_bare=is_bare)
+        self.services = ("worker",) if is_bare else ("web", "worker")
         self.drivers: list[Driver] = []
         self.extra: dict[str, Json] = {}
         self.tainted = False
         self.worker_of: dict[str, Json] = {}
         self._before: dict[str, str] = {}
         self._starts: dict[str, Counter[str]] = {}
-        self.num_boots = dict.fromkeys(NAMES, 0)
+        self.num_boots = dict.fromkeys(names, 0)
 
     # -- before ------------------------------------------------------------------------------------------------
 
@@ -248,8 +132,8 @@ class Trio:
         for machine in self.machines:
             self._before[machine.name] = self.look(machine)
             self._starts[machine.name] = self.starts(machine)
-            assert "served by web" in self._before[machine.name], self._before[machine.name]
-            assert "served by worker" in self._before[machine.name], self._before[machine.name]
+            for service in self.services:
+                assert f"served by {service}" in self._before[machine.name], self._before[machine.name]
 
     def _host(self, machine: Machine, mode: str) -> Json:
         kind, body = machine.host_key
@@ -265,7 +149,11 @@ class Trio:
             "work_dir": WORK,
             "roles": ["target", "drafter"],
             "devices": ["cpu0"],
-            "services": [{**web(), **self.extra.get("web", {})}, {**worker(mode), **self.extra.get("worker", {})}],
+            "services": [
+                {**document, **self.extra.get(document["name"], {})}
+                for document in (web(), worker(mode))
+                if document["name"] in self.services
+            ],
         }
 
     def drive(self, at: str = "", *, run: bool = False, name: str = "driver") -> Driver:
