@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +103,7 @@ def _msgpack_lists(reply: Reply) -> bytes:
 
 def _msgpack_lists_decode(data: bytes) -> list[Any]:
     """Every invariant, as a careful Python author would write it over lists."""
-    message = msgpack.unpackb(_opened(data), raw=False)
+    message: list[Any] = msgpack.unpackb(_opened(data), raw=False)
     for token, kind, ids, q in message[-1]:
         if kind != 1 or not 0 < len(ids) <= SUPPORT or len(ids) != len(q):
             raise ValueError("shape")
@@ -268,7 +267,7 @@ def round_times_us(client: DrafterClient, rounds: int) -> Iterator[float]:
     anchor = np.array([7], np.int32)
     for number in range(rounds):
         requests = tuple(
-            replace(r, round=number, anchor_position=number, prefix_digest=prefix) for r in template.requests
+            r._replace(round=number, anchor_position=number, prefix_digest=prefix) for r in template.requests
         )
         step = Step(session, number % 2, client.next_batch(), DEPTH, requests)
         start = time.perf_counter_ns()
@@ -340,7 +339,7 @@ def _loopback_results(rounds: int) -> list[dict[str, Any]]:
     return results
 
 
-assert RowKind.SPARSE == 1  # the peers above write the kind as a literal
+assert int(RowKind.SPARSE) == 1  # the peers above write the kind as a literal
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--serve"]:

@@ -271,20 +271,20 @@ class Connection(asyncio.BufferedProtocol):
             )
 
     def _reply(self, step: Step, result: object) -> None:
-        """REPLY, then COMPLETE, or a refusal: a wrong reply is refused here, not at the client.
+        """REPLY, then COMPLETE, or a refusal: a wrong reply never completes, whatever the client makes of it.
 
-        REPLY leaves before COMPLETE is made, so that the client reads the one while the other is on its way.
+        REPLY leaves first, so that this end judges the rows while the client does; nothing in it may be used before
+        COMPLETE.
         """
         try:
             if not isinstance(result, Reply):
                 raise LocalProtocolError("wrong_reply_shape", f"on_step returned {type(result).__name__}, not a Reply")
+            self._emit(self.session.send(result))
             validate.require_rows(result, self.session.limits)
-            frame = self.session.send(result)
         except ProtocolError as error:
-            log.error("reply to batch %d refused before sending: %s", step.batch, error)
+            log.error("reply to batch %d refused: %s", step.batch, error)
             self._refuse(step, DrafterRefusal(error.code, str(error)))
             return
-        self._emit(frame)
         batch, first = self.session.batches[step.batch_slot], step.requests[0]
         done = Complete(
             session=self.session.session,

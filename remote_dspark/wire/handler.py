@@ -37,7 +37,7 @@ class DrafterHandler(Protocol):
         """Appends rows; the credit returns to the client when this is done. The arrays are views: copy to keep."""
 
     def on_step(self, message: Step) -> Awaitable[Reply] | Reply:
-        """Drafts; return ``reply.build_reply(...)``. A wrong reply is refused here, before it is sent."""
+        """Drafts; return ``reply.build_reply(...)``. A wrong reply is refused and never completes."""
 
     def on_commit(self, message: Commit) -> Awaitable[None] | None:
         """Accepts the outcome of the round; speculative entries beyond it are dropped."""

@@ -11,7 +11,7 @@ Who sends what: `CLIENT_FRAMES` and `SERVER_FRAMES` in ``table``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -144,9 +144,8 @@ class State:
     rows: UInt8Array
 
 
-@dataclass(frozen=True, slots=True)
-class StepRequest:
-    """One request of a STEP.
+class StepRequest(NamedTuple):
+    """One request of a STEP. A tuple, like `ReplyRequest`: a round makes a dozen of them while the verifier waits.
 
     Attributes:
         slot: Seat.
@@ -190,8 +189,7 @@ class Step:
     requests: tuple[StepRequest, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyRequest:
+class ReplyRequest(NamedTuple):
     """Which request, round and context the rows of a reply belong to; equal to the STEP's, in the STEP's order."""
 
     slot: int

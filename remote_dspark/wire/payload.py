@@ -6,6 +6,10 @@ the frame, everything else is a small copy. ``pack_x`` writes a whole frame buff
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -132,14 +136,17 @@ def pack_reply(message: Reply, limits: Limits) -> bytearray:
     if width:
         np.frombuffer(frame, layout.DENSE_DTYPE, dense.size, dense_at).reshape(dense.shape)[:] = dense
     checksums = _row_checksums(memoryview(frame)[entries_at:], kinds, counts, width)
-    pack, at = layout.REPLY_ROW.codec.pack_into, rows_at
     columns = zip(
         checksums, message.tokens.reshape(-1).tolist(), row_masses(message, kinds), counts, kinds, strict=True
     )
-    for row in columns:
-        pack(frame, at, *row)
-        at += layout.REPLY_ROW.size
+    _rows_codec(num_rows).pack_into(frame, rows_at, *chain.from_iterable(columns))
     return frame
+
+
+@lru_cache(maxsize=128)
+def _rows_codec(num_rows: int) -> struct.Struct:
+    """All row headers of a reply as one struct."""
+    return struct.Struct("<" + layout.REPLY_ROW.codec.format.lstrip("<") * num_rows)
 
 
 def parse_reply(payload: memoryview, limits: Limits) -> Reply:
@@ -175,8 +182,9 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
     dense = _EMPTY_DENSE
     if num_dense:
         dense = np.frombuffer(payload, layout.DENSE_DTYPE, num_dense * width, dense_at).reshape(num_dense, width)
-    table = list(layout.REPLY_ROW.codec.iter_unpack(payload[rows_at:entries_at]))
-    kinds, counts = [row[4] for row in table], [row[3] for row in table]
+    checksums, _, stated, counts, kinds = zip(
+        *layout.REPLY_ROW.codec.iter_unpack(payload[rows_at:entries_at]), strict=True
+    )
     reply = Reply(
         session=session,
         batch_slot=batch_slot,
@@ -191,10 +199,10 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
         shard=Shard(index, shards, start, end),
     )
     _require_shape(reply, limits)
-    masses, stated = require_rows(reply, limits).tolist(), [row[2] for row in table]
-    if stated != masses:
-        raise refusals.WrongMassError(f"row headers state masses {stated}, found {masses}")
-    if [row[0] for row in table] != _row_checksums(payload[entries_at:], kinds, counts, width):
+    masses = require_rows(reply, limits).tolist()
+    if list(stated) != masses:
+        raise refusals.WrongMassError(f"row headers state masses {list(stated)}, found {masses}")
+    if list(checksums) != _row_checksums(payload[entries_at:], kinds, counts, width):
         raise refusals.BadRowChecksumError("a row's probability checksum does not match its bytes")
     return reply
 
@@ -234,7 +242,7 @@ def _require_arrays(reply: Reply, kinds: list[int], counts: list[int], limits: L
         raise refusals.WrongRowKindError(f"dense rows of {limits.dense_width} columns, only where negotiated")
 
 
-def _row_checksums(area: memoryview, kinds: list[int], counts: list[int], width: int) -> list[int]:
+def _row_checksums(area: memoryview, kinds: Sequence[int], counts: Sequence[int], width: int) -> list[int]:
     """xxh3-64 of each row's bytes as they travel; of nothing for GREEDY rows."""
     if not width and len(set(counts)) == 1 and counts[0]:
         # The common reply: every row equally wide.

@@ -83,7 +83,7 @@ class Pair:
         self.batch += 1
         ppm = changes.pop("draft_temperature_ppm", 700_000)
         request = StepRequest(0, 1, 0, len(PROMPT) - 1, PROMPT[-1], prefix_digest(PROMPT), ppm, 32)
-        requests = tuple(replace(request, slot=slot, **changes) for slot in slots)
+        requests = tuple(request._replace(slot=slot, **changes) for slot in slots)
         return Step(SESSION, batch_slot, self.batch, 3, requests)
 
     def reply(self, step, **changes):
@@ -466,7 +466,7 @@ def test_replies_with_another_identity(change, code):
     step = pair.step()
     pair.up(step)
     reply = pair.reply(step)
-    wrong = replace(reply, requests=(replace(reply.requests[0], **change),))
+    wrong = replace(reply, requests=(reply.requests[0]._replace(**change),))
     with pytest.raises(LocalProtocolError):
         pair.server.send(wrong)
     rejected(pair, step, encode(wrong, pair.server.limits), code)
@@ -485,7 +485,7 @@ def test_replies_of_another_shape_kind_or_support():
         elif code == "wrong_row_kind":
             reply = greedy_reply(step, pair.server.limits.whole_vocab, np.zeros((1, 3), np.int32))
         elif code == "support_too_large":
-            wide = replace(step, requests=(replace(step.requests[0], support_policy=32),))
+            wide = replace(step, requests=(step.requests[0]._replace(support_policy=32),))
             reply = make_reply(wide, pair.server.limits, ragged=False)
         else:
             reply = replace(reply, q=np.full_like(reply.q, 1e-3))
@@ -496,7 +496,7 @@ def test_sampled_rows_at_temperature_zero():
     pair = Pair().opened(ppm=0)
     step = pair.step(draft_temperature_ppm=0)
     pair.up(step)
-    hot = replace(step, requests=(replace(step.requests[0], draft_temperature_ppm=700_000),))
+    hot = replace(step, requests=(step.requests[0]._replace(draft_temperature_ppm=700_000),))
     rejected(pair, step, encode(pair.reply(hot), pair.server.limits), "wrong_row_kind")
 
 

@@ -72,7 +72,7 @@ def make_request(slot: int = 0, **changes: Any) -> StepRequest:
         draft_temperature_ppm=TEMPERATURE,
         support_policy=32,
     )
-    return replace(base, **changes)
+    return base._replace(**changes)
 
 
 def make_step(num: int = 2, depth: int = 3, session: int = 9, **changes: Any) -> Step:
