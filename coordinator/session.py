@@ -79,11 +79,11 @@ def connect(spec: HostSpec, clock: Clock) -> Host:
     return SshHost(target, clock=clock)
 
 
-def open_session(spec: HostSpec, clock: Clock) -> HostSession:
-    """Connect, stage the guard by digest, ask for the facts."""
+def open_session(spec: HostSpec, clock: Clock, *, any_guard: bool = False) -> HostSession:
+    """Connect, stage the guard by digest (or take one that is there, see `stage_guard`), ask for the facts."""
     host = connect(spec, clock)
     try:
-        staged = stage_guard(host, spec.state_dir)
+        staged = stage_guard(host, spec.state_dir, any_version=any_guard)
         guard = GuardClient(
             host,
             python=spec.python,
@@ -123,7 +123,7 @@ def open_reachable(site: Site, clock: Clock) -> Iterator[tuple[list[HostSession]
 
     def attempt(spec: HostSpec) -> HostSession | None:
         try:
-            return open_session(spec, clock)
+            return open_session(spec, clock, any_guard=True)
         except GuardRefusal as refusal:
             lost[spec.name] = as_coordinator_error(refusal)
         except CoordinatorError as error:

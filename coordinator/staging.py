@@ -6,6 +6,7 @@ in the middle of a hold is a new path beside the old one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +15,8 @@ from coordinator.errors import CoordinatorError
 from coordinator.host import Host, Outcome
 from coordinator.identity import package_root, tree_files
 from windows.guard_archive import build_archive, zip_bytes
+
+_GUARD_NAME = re.compile(r"guard-([0-9a-f]{64})\.pyz")
 
 _UNPACK = """
 import hashlib, io, os, shutil, sys, zipfile
@@ -43,8 +46,17 @@ class Staged:
     sha256: str
 
 
-def stage_guard(host: Host, state_dir: str) -> Staged:
-    """Write the guard's zipapp to its digest path below the state folder."""
+def stage_guard(host: Host, state_dir: str, *, any_version: bool = False) -> Staged:
+    """Write the guard's zipapp to its digest path below the state folder.
+
+    Args:
+        host: Where to.
+        state_dir: The guard's state folder there.
+        any_version: When the disk takes no upload, use a guard that is there: every version can end a hold.
+
+    Raises:
+        CoordinatorError: It cannot be written, and no other may stand in, or none is whole.
+    """
     data = build_archive()
     digest = sha256(data).hexdigest()
     path = f"{state_dir}/bin/guard-{digest}.pyz"
@@ -53,10 +65,29 @@ def stage_guard(host: Host, state_dir: str) -> Staged:
     if digest.encode() in host.run(["sha256sum", "--", path], timeout_s=20).stdout.split():
         # Recovering a host whose disk is full must not begin with an upload.
         return Staged(path, digest)
-    found = host.put(data, path, mode=0o555)
+    try:
+        found = host.put(data, path, mode=0o555)
+    except CoordinatorError:
+        present = _newest_whole_guard(host, f"{state_dir}/bin") if any_version else None
+        if present is None:
+            raise
+        return present
     if found != digest:
         raise CoordinatorError("the guard arrived damaged", where=host.name, expected=digest, found=found)
     return Staged(path, digest)
+
+
+def _newest_whole_guard(host: Host, folder: str) -> Staged | None:
+    """The youngest guard in the host's own private folder whose content is what its name says."""
+    listed = host.run(["ls", "-t", "--", folder], timeout_s=20).stdout.decode("utf-8", "replace").splitlines()
+    for name in listed:
+        match = _GUARD_NAME.fullmatch(name)
+        if match is None:
+            continue
+        path = f"{folder}/{name}"
+        if match[1].encode() in host.run(["sha256sum", "--", path], timeout_s=20).stdout.split():
+            return Staged(path, match[1])
+    return None
 
 
 def stage_package(host: Host, python: str, work_dir: str) -> Staged:

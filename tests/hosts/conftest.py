@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.hosts.lab import Lab, why_not
-from tests.hosts.part import VARIABLE, choose, resolve
+from tests.hosts.part import BOX_S, VARIABLE, choose, resolve
 from tests.hosts.trio import Trio
 
 HERE = Path(__file__).parent
 FAILED = pytest.StashKey[bool]()
 PART = pytest.StashKey[str]()
+BEGUN = pytest.StashKey[float]()
 
 
 MATRIX = "test_faults_"
@@ -44,7 +46,15 @@ def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[py
     left_out = {item for item in cases if item.name not in chosen}
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+    config.stash[BEGUN] = time.monotonic()
     config.stash[PART] = f"fault matrix: part {part}, {len(chosen)} of {len(cases)} cases; {VARIABLE}=all runs them all"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """The time box of the part that runs by default."""
+    is_boxed = PART in item.config.stash and VARIABLE not in os.environ and item.path.name.startswith(MATRIX)
+    if is_boxed and time.monotonic() - item.config.stash[BEGUN] > BOX_S:
+        pytest.skip("NOT RUN: the time of the part is over")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -63,9 +73,11 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Says which part ran."""
+    """Says which part ran, and how many of its cases did not."""
     if PART in config.stash:
-        terminalreporter.write_line(config.stash[PART])
+        late = [one for one in terminalreporter.stats.get("skipped", ()) if "time of the part" in str(one.longrepr)]
+        told = f"; {len(late)} of them NOT RUN: its time was over" if late else ""
+        terminalreporter.write_line(config.stash[PART] + told)
 
 
 @pytest.fixture(scope="session")

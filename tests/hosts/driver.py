@@ -53,22 +53,22 @@ class Stations(Journal):
         return record.type
 
 
-def hold(window: Window, sessions: list[HostSession], *, run: bool) -> None:
-    """One whole hold; with ``run`` an owned program on each host in the middle."""
+def hold(window: Window, sessions: list[HostSession], *, run: str) -> None:
+    """One whole hold; with ``run``, a shell script, an owned program on each host in the middle."""
     with window:
         window.open()
         window.note(HoldEvent.QUALIFY_STARTED)
         if run:
             for session in sessions:
-                _run(window, session)
+                _run(window, session, run)
         window.note(HoldEvent.QUALIFIED)
         window.check_ownership()
 
 
-def _run(window: Window, session: HostSession) -> None:
+def _run(window: Window, session: HostSession, script: str) -> None:
     args = {
         "name": "probe",
-        "argv": ["/bin/sh", "-c", 'echo "$DSPARK_HOLD_ID"; exec sleep 60'],
+        "argv": ["/bin/sh", "-c", script],
         "env": {},
         "cwd": "/",
         "timeout_s": 5,
@@ -91,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="opens one hold, as the tests want it")
     parser.add_argument("--folder", type=Path, required=True, help="with site.toml and plan.toml; gets journals/")
     parser.add_argument("--at", default="", help="number or label of the record to stop after")
-    parser.add_argument("--run", action="store_true", help="run an owned program on each host")
+    parser.add_argument("--run", default="", help="shell script of an owned program on each host")
     options = parser.parse_args()
     Stations.at = options.at
     vars(coordinator.window)["Journal"] = Stations

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.hosts.estate import STATE
 from tests.hosts.machine import Machine, send
-from tests.hosts.trio import RESTORED_CODES, Driver, Trio
+from tests.hosts.trio import PLAIN_RUN, RESTORED_CODES, Driver, Trio
 
 VERBS = ("acquire", "confirm", "snapshot", "arm", "stop", "run", "end-run", "restore", "close")
 STAGES = (
@@ -53,10 +53,10 @@ def conclude(trio: Trio, driver: Driver, how: str = "recover") -> int | None:
     return code
 
 
-def reach(trio: Trio, at: str, *, run: bool = True, **plan: Any) -> Driver:
+def reach(trio: Trio, at: str, *, run: bool = True, script: str = PLAIN_RUN, **plan: Any) -> Driver:
     """A hold that stands at one record."""
     trio.prepare(**plan)
-    driver = trio.drive(at, run=run)
+    driver = trio.drive(at, run=run, script=script)
     assert driver.until_station() is not None, driver.log.read_text()
     return driver
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+
 import pytest
 
 from tests.hosts.estate import STATE
 from tests.hosts.faults import ALONE_S, BEFORE_STOP, VERBS, conclude, host_of, kill_all, operations, pids_of_role, reach
-from tests.hosts.machine import wait_for
+from tests.hosts.machine import Machine, wait_for
 from tests.hosts.trio import NAMES, Trio
+from windows.guard_archive import archive_name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,6 +69,33 @@ def test_the_disk_is_full_and_the_coordinator_dead(stage: str, how: str, trio: T
         assert trio.recover(driver.hold_id) == 0
     machine.path("/srv/filler").unlink()
     conclude(trio, driver)
+
+
+@pytest.mark.parametrize("how", ["recover", "abort"])
+@pytest.mark.parametrize("stage", ["note:all-leased", "note:all-held", "intent:restore:h1"])
+def test_recover_by_another_version_on_a_full_disk(stage: str, how: str, trio: Trio) -> None:
+    """Red when ending a hold begins with an upload that a full disk refuses."""
+    driver = reach(trio, stage, orphan_after_s=30, bound_s=90)
+    machine = trio.machines[1]
+    trio.tainted = True  # the guard that opened the hold is not the one of this installation any more
+    become_older(machine)
+    machine.inside("sh", "-c", "cat /dev/zero > /srv/filler", check=False)
+    driver.kill()
+    assert trio.recover(driver.hold_id, how) == 0
+    assert len(list(machine.path(f"{STATE}/bin").iterdir())) == 1, "nothing was uploaded"
+    machine.path("/srv/filler").unlink()
+    conclude(trio, driver)
+
+
+def become_older(machine: Machine) -> None:
+    """Replace the host's guard archive by another version of it, under that version's digest."""
+    (path,) = machine.path(f"{STATE}/bin").glob("guard-*.pyz")
+    other = io.BytesIO(path.read_bytes())
+    with zipfile.ZipFile(other, "a") as archive:
+        archive.writestr("OLDER", "1")
+    data = other.getvalue()
+    path.unlink()
+    path.with_name(archive_name(data)).write_bytes(data)
 
 
 @pytest.mark.parametrize("name", NAMES)

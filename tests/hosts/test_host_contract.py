@@ -1,4 +1,4 @@
-"""One contract for every way to a host: this machine, and a real sshd behind a link that breaks."""
+"""One contract for every way to a host: this machine, a real sshd behind a link that breaks, and the simulated link."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from coordinator.local import LocalHost
 from coordinator.ssh import SshHost, SshTarget
 from tests.hosts.lab import Lab
 from tests.hosts.machine import Machine, send, system, wait_for
+from tests.hosts.simulated import SimulatedHost
 
 PYTHON = str(Path(sys.executable).resolve())
 """The interpreter behind the environment: a test host has a /tmp of its own, where a clone may live."""
@@ -48,11 +49,11 @@ def ssh(machine: Machine) -> Iterator[SshHost]:
     host.close()
 
 
-@pytest.fixture(params=["local", "ssh", "ssh-noisy"])
+@pytest.fixture(params=["local", "simulated", "ssh", "ssh-noisy"])
 def host(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Host]:
     """Each way in turn; ``ssh-noisy`` has a login shell that talks."""
-    if request.param == "local":
-        yield LocalHost("here")
+    if request.param in ("local", "simulated"):
+        yield LocalHost("here") if request.param == "local" else SimulatedHost("here")
         return
     machine: Machine = request.getfixturevalue("machine")
     profile = machine.path("/root/.bashrc")
@@ -66,7 +67,7 @@ def host(request: pytest.FixtureRequest, lab: Lab) -> Iterator[Host]:
 @pytest.fixture
 def folder(host: Host, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """An empty folder over there."""
-    if isinstance(host, LocalHost):
+    if not isinstance(host, SshHost):
         return str(tmp_path)
     path = f"/srv/{hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]}"
     assert host.run(["mkdir", "-p", path], timeout_s=20).code == 0
@@ -337,6 +338,24 @@ def test_a_lost_link_is_noticed_and_not_guessed(fault: str, ssh: SshHost, machin
             machine.boot()
         machine.heal()
     assert ssh.run(["echo", "back"], timeout_s=20).stdout == b"back\n"
+
+
+def test_a_simulated_cut_is_like_a_real_one(tmp_path: Path) -> None:
+    """Red when the simulated link invents an outcome, or answers at a first contact where a real one cannot."""
+    host = SimulatedHost("here")
+    host.is_cut = True
+    with pytest.raises(HostUnreachable):
+        host.run(["true"], timeout_s=20)
+    host.is_cut = False
+    assert host.run(["true"], timeout_s=20).code == 0
+    host.is_cut = True
+    result = host.run(["touch", str(tmp_path / "was-here")], timeout_s=20)
+    assert (result.outcome, result.code) == (Outcome.LINK_LOST, None)
+    assert not (tmp_path / "was-here").exists()
+    with pytest.raises(CoordinatorError):
+        host.put(b"x", str(tmp_path / "file"))
+    host.is_cut = False
+    assert host.run(["echo", "back"], timeout_s=20).stdout == b"back\n"
 
 
 def test_another_key_after_a_reboot_stops_us(ssh: SshHost, machine: Machine) -> None:

@@ -35,6 +35,8 @@ BARE_NAMES = ("b0", "b1", "b2")
 RESTORED_CODES = frozenset({0, 10, 11, 20, 22, 30, 33, 130})
 """Exit codes that promise: production is back, or was never touched."""
 
+PLAIN_RUN = 'echo "$DSPARK_HOLD_ID"; exec sleep 60'
+
 NUM_RECORDS = 63
 """Records of the journal of one undisturbed hold of three hosts with a run on each."""
 
@@ -156,13 +158,13 @@ class Trio:
             ],
         }
 
-    def drive(self, at: str = "", *, run: bool = False, name: str = "driver") -> Driver:
-        """Start a coordinator on this site; it waits after the record ``at``."""
+    def drive(self, at: str = "", *, run: bool = False, script: str = PLAIN_RUN, name: str = "driver") -> Driver:
+        """Start a coordinator on this site; it waits after the record ``at``; with ``run`` it runs ``script``."""
         argv = [sys.executable, "-m", "tests.hosts.driver", "--folder", str(self.folder), "--at", at]
         log = self.folder / f"{name}-{len(self.drivers)}.log"
         with log.open("wb") as errors:
             process = subprocess.Popen(
-                [*argv, *(["--run"] if run else [])],
+                [*argv, *(["--run", script] if run else [])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
