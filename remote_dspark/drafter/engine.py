@@ -7,6 +7,7 @@ The rules of this file:
   any batch and any seat with the same result, and no key is used for two prefixes (a reset takes a new generation).
 * The context holds target states of committed positions only; a rejection therefore leaves nothing to undo.
 * ``step`` either returns every row of every request or raises; it changes no context.
+* Numbers come from a `BlockCompute`: the torch reference, or a device. This file does not know which.
 
 Not covered: sockets, queues, several devices. One thread calls at a time.
 """
@@ -18,16 +19,17 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from remote_dspark.contract import Q_FLOOR_FIRST, SUPPORT_K
-from remote_dspark.drafter.context import ContextCache
+from remote_dspark.drafter.compute import BlockCompute, CachedRows, TorchCompute
+from remote_dspark.drafter.context import SeatContext
 from remote_dspark.drafter.errors import CapacityError, EngineError, StaleError, StateGapError
-from remote_dspark.drafter.heads import DraftedRows, SampleInputs, sample_block, select_greedy
-from remote_dspark.drafter.markov import MarkovRows
+from remote_dspark.drafter.heads import DraftedRows
 from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.staging import Block
+from remote_dspark.drafter.timings import StepTimings
 from remote_dspark.oracle.philox import derive_key
 
 MAX_ROUND: Final = (1 << 32) - 1
@@ -59,7 +61,7 @@ class DraftRequest:
 class Seat:
     """One seat's state; ``generation`` None means free."""
 
-    context: ContextCache
+    context: SeatContext
     generation: int | None = None
     seed: int = 0
     key: tuple[int, int] = (0, 0)
@@ -88,10 +90,11 @@ class DraftEngine:
     Args:
         model: A loaded drafter.
         num_seats: Seats allocated now.
-        support: Entries of a sampled row.
+        support: Entries of a sampled row; these four are for the torch reference.
         semantics: Ticket allocation.
         markov_cache_bytes: Bound of cached bias rows.
         max_positions: Context limit per seat; the model's own by default.
+        compute: Drafts the blocks; the torch reference by default.
     """
 
     def __init__(
@@ -103,14 +106,28 @@ class DraftEngine:
         semantics: str = Q_FLOOR_FIRST,
         markov_cache_bytes: int = 16 << 20,
         max_positions: int | None = None,
+        compute: BlockCompute | None = None,
     ) -> None:
         self.model = model
         self.counters = EngineCounters()
-        self.markov = MarkovRows(model, markov_cache_bytes)
-        self._support = support
-        self._semantics = semantics
-        limit = min(max_positions or model.config.max_positions, model.config.max_positions)
-        self._seats = [Seat(ContextCache(model, limit)) for _ in range(num_seats)]
+        self.compute: BlockCompute = compute or TorchCompute(
+            model,
+            support=support,
+            semantics=semantics,
+            cache_bytes=markov_cache_bytes,
+            max_positions=min(max_positions or model.config.max_positions, model.config.max_positions),
+        )
+        self._seats = [Seat(self.compute.context(number)) for number in range(num_seats)]
+
+    @property
+    def markov(self) -> CachedRows:
+        """Counters of the bias rows."""
+        return self.compute.markov
+
+    @property
+    def timings(self) -> StepTimings | None:
+        """Where the last step's time went."""
+        return self.compute.timings
 
     @property
     def num_free_seats(self) -> int:
@@ -156,7 +173,7 @@ class DraftEngine:
             CapacityError: Past the position limit.
         """
         context = self._occupant(seat, generation).context
-        context.append(position, states_from_bytes(rows))
+        context.append(position, rows)
         self.counters.state_rows += len(rows)
         return context.length
 
@@ -174,33 +191,22 @@ class DraftEngine:
         seats = self._require_step(requests, depth)
         for seat, request in zip(seats, requests, strict=True):
             seat.last_round = request.round
-        base = self.base_logits(requests, depth)
-        anchors = [request.anchor_token for request in requests]
         self.counters.steps += 1
-        is_greedy = [request.draft_temperature == 0 for request in requests]
         try:
-            if all(is_greedy):
-                rows = _greedy_rows(select_greedy(base, anchors, self.markov), self._support)
-            else:
-                rows = sample_block(base, anchors, self.markov, self._inputs(seats, requests))
+            rows = self.compute.draft(self._blocks(seats, requests), depth)
         except EngineError:
             self.counters.row_errors += 1
             raise
+        num_greedy = sum(request.draft_temperature == 0 for request in requests)
         self.counters.rounds += len(requests)
-        self.counters.greedy_rounds += sum(is_greedy)
-        self.counters.sampled_rounds += len(requests) - sum(is_greedy)
+        self.counters.greedy_rounds += num_greedy
+        self.counters.sampled_rounds += len(requests) - num_greedy
         self.counters.draft_tokens += len(requests) * depth
         return rows
 
-    @torch.inference_mode()
     def base_logits(self, requests: Sequence[DraftRequest], depth: int) -> Tensor:
-        """BF16 [B, depth, V] base logits. One request at a time: its rows never depend on its neighbours."""
-        rows = []
-        for request in requests:
-            context = self._seats[request.seat].context.view()
-            hidden = self.model.draft_hidden(request.anchor_token, request.anchor_position, context)
-            rows.append(self.model.base_logits(hidden[:depth]))
-        return torch.stack(rows)
+        """BF16 [B, depth, V] base logits of requests that may be steps; changes nothing."""
+        return self.compute.base_logits(self._blocks([self._seats[one.seat] for one in requests], requests), depth)
 
     def commit(self, seat: int, generation: int, num_accepted: int) -> None:
         """Count a verified round. The context advances by the states that follow, not by this."""
@@ -270,29 +276,17 @@ class DraftEngine:
             seats.append(seat)
         return seats
 
-    def _inputs(self, seats: Sequence[Seat], requests: Sequence[DraftRequest]) -> SampleInputs:
-        return SampleInputs(
-            tau=torch.tensor([request.draft_temperature for request in requests], dtype=torch.float32),
-            keys=torch.tensor([seat.key for seat in seats], dtype=torch.int64),
-            rounds=torch.tensor([request.round for request in requests], dtype=torch.int64),
-            first_positions=torch.tensor([request.anchor_position + 1 for request in requests], dtype=torch.int64),
-            greedy=torch.tensor([request.draft_temperature == 0 for request in requests]),
-            support=self._support,
-            semantics=self._semantics,
-        )
-
-
-def states_from_bytes(rows: NDArray[np.uint8]) -> Tensor:
-    """BF16 [n, width] tensor of uint8 [n, 2*width] little-endian rows; a copy."""
-    patterns = np.array(rows, dtype=np.uint8, order="C", copy=True).view("<i2")
-    return torch.from_numpy(patterns.astype(np.int16, copy=False)).view(torch.bfloat16)
-
-
-def _greedy_rows(tokens: NDArray[np.int32], support: int) -> DraftedRows:
-    shape = (*tokens.shape, support)
-    return DraftedRows(
-        tokens,
-        np.zeros(shape, dtype=np.int32),
-        np.zeros(shape, dtype=np.float32),
-        np.zeros(tokens.shape, dtype=np.int32),
-    )
+    def _blocks(self, seats: Sequence[Seat], requests: Sequence[DraftRequest]) -> list[Block]:
+        return [
+            Block(
+                seat=request.seat,
+                anchor=request.anchor_token,
+                position=request.anchor_position,
+                tau=request.draft_temperature,
+                key=seat.key,
+                round=request.round,
+                generation=request.generation,
+                epoch=self.counters.steps,
+            )
+            for seat, request in zip(seats, requests, strict=True)
+        ]

@@ -10,7 +10,9 @@
     │   ├── TruncatedFileError     a file's length or header contradicts its contents
     │   ├── MissingTensorError     an expected tensor is absent
     │   ├── UnexpectedTensorError  a tensor this build would silently ignore
-    │   └── TensorFormatError      wrong shape or dtype
+    │   ├── TensorFormatError      wrong shape or dtype
+    │   └── UnsupportedShapeError  a model that the device path does not compute
+    ├── DeviceFaultError           the device answered something else than was asked; nothing is known about it any more
     └── EngineError                a call contradicts the engine's state
         ├── CapacityError          no free slot, or a position past the model's limit
         ├── StaleError             an old generation, round or prefix
@@ -81,6 +83,18 @@ class TensorFormatError(CheckpointError):
     """A tensor has the wrong shape or dtype."""
 
     code: ClassVar[str] = "tensor_format"
+
+
+class UnsupportedShapeError(CheckpointError):
+    """A model that the device path does not compute."""
+
+    code: ClassVar[str] = "unsupported_shape"
+
+
+class DeviceFaultError(DrafterError):
+    """The device answered something else than was asked; nothing is known about it any more."""
+
+    code: ClassVar[str] = "device_fault"
 
 
 class EngineError(DrafterError):

@@ -17,7 +17,6 @@ from torch import Tensor
 from remote_dspark.drafter.errors import RowError
 from remote_dspark.drafter.markov import MarkovRows
 from remote_dspark.kernels.naive import sampled_head
-from remote_dspark.kernels.rows import SampledRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,18 +117,36 @@ def sample_block(base: Tensor, anchors: list[int], markov: MarkovRows, inputs: S
         rows.append(row)
     if bool(error.any()):
         raise RowError(f"row error flags by request: {error.tolist()}; the whole reply is discarded")
-    return _drafted(rows)
+    return drafted_rows(
+        torch.stack([row.token for row in rows], dim=1).numpy().astype(np.int32),
+        torch.stack([row.ids for row in rows], dim=1).numpy(),
+        torch.stack([row.q for row in rows], dim=1).numpy(),
+    )
 
 
-def _drafted(rows: list[SampledRows]) -> DraftedRows:
-    """Stack positions and drop entries without a ticket, keeping the order of ids."""
-    tokens = torch.stack([row.token for row in rows], dim=1).numpy()
-    ids = torch.stack([row.ids for row in rows], dim=1).numpy()
-    q = torch.stack([row.q for row in rows], dim=1).numpy()
+def drafted_rows(tokens: NDArray[np.int32], ids: NDArray[np.int32], q: NDArray[np.float32]) -> DraftedRows:
+    """Drop entries without a ticket, keeping the order of ids.
+
+    Args:
+        tokens: int32 [B, D], kept.
+        ids: int32 [B, D, K], copied.
+        q: float32 [B, D, K], copied; 0 in entries without a ticket.
+    """
     has_ticket = q > 0
-    counts = has_ticket.sum(axis=-1).astype(np.int32)
-    order = np.argsort(~has_ticket, axis=-1, kind="stable")
-    kept = np.arange(ids.shape[-1]) < counts[..., None]
-    ids = np.where(kept, np.take_along_axis(ids, order, axis=-1), 0).astype(np.int32)
-    q = np.where(kept, np.take_along_axis(q, order, axis=-1), 0).astype(np.float32)
-    return DraftedRows(tokens.astype(np.int32), ids, q, counts)
+    counts = has_ticket.sum(axis=-1, dtype=np.int32)
+    front = np.arange(ids.shape[-1]) < counts[..., None]
+    kept_ids, kept_q = np.zeros(ids.shape, dtype=np.int32), np.zeros(q.shape, dtype=np.float32)
+    # both masks hold the same number of entries in every row, and are read in the same order
+    kept_ids[front], kept_q[front] = ids[has_ticket], q[has_ticket]
+    return DraftedRows(tokens, kept_ids, kept_q, counts)
+
+
+def greedy_rows(tokens: NDArray[np.int32], support: int) -> DraftedRows:
+    """Proposals without entries: ``tokens`` int32 [B, D]."""
+    shape = (*tokens.shape, support)
+    return DraftedRows(
+        tokens,
+        np.zeros(shape, dtype=np.int32),
+        np.zeros(shape, dtype=np.float32),
+        np.zeros(tokens.shape, dtype=np.int32),
+    )

@@ -100,6 +100,10 @@ def test_tiny_pair_equals_naive_restatement(tiny_drafter):
     require_equal(tiny_drafter, states, anchor=300)
 
 
+def as_bytes(states):
+    return states.contiguous().view(torch.uint8).numpy()
+
+
 @pytest.mark.parametrize("chunks", [[12], [1] * 12, [5, 1, 6], [11, 1]])
 def test_incremental_context_equals_recomputation(checkpoint, chunks):
     # red when positions restart per chunk, or a chunk overwrites another
@@ -108,7 +112,7 @@ def test_incremental_context_equals_recomputation(checkpoint, chunks):
     whole = model.context_kv(states.unsqueeze(0), torch.arange(12).unsqueeze(0))
     cache, start = ContextCache(model, 96), 0
     for size in chunks:
-        cache.append(start, states[start : start + size])
+        cache.append(start, as_bytes(states[start : start + size]))
         start += size
     for (key, value), (expected_key, expected_value) in zip(cache.view(), whole, strict=True):
         assert torch.allclose(key, expected_key, rtol=0, atol=1e-12)
@@ -121,10 +125,10 @@ def test_crop_forgets_and_the_next_occupant_sees_nothing_of_it(checkpoint):
     generator = torch.Generator().manual_seed(4)
     old, new = (torch.randn(8, 72, generator=generator).to(torch.bfloat16) for _ in range(2))
     cache, fresh = ContextCache(model, 96), ContextCache(model, 96)
-    cache.append(0, old)
+    cache.append(0, as_bytes(old))
     cache.crop(3)
-    cache.append(3, new[3:])
-    fresh.append(0, torch.cat((old[:3], new[3:])))
+    cache.append(3, as_bytes(new[3:]))
+    fresh.append(0, as_bytes(torch.cat((old[:3], new[3:]))))
     for (key, value), (expected_key, expected_value) in zip(cache.view(), fresh.view(), strict=True):
         assert torch.allclose(key, expected_key, rtol=0, atol=1e-12)
         assert torch.allclose(value, expected_value, rtol=0, atol=1e-12)
@@ -133,13 +137,13 @@ def test_crop_forgets_and_the_next_occupant_sees_nothing_of_it(checkpoint):
 def test_context_refuses_gaps_width_and_overflow(checkpoint):
     model = load_drafter(checkpoint())
     cache = ContextCache(model, 10)
-    rows = torch.zeros(6, 72, dtype=torch.bfloat16)
+    rows = as_bytes(torch.zeros(6, 72, dtype=torch.bfloat16))
     cache.append(0, rows)
     with pytest.raises(StateGapError, match="from position 6, found 7"):
         cache.append(7, rows)
     with pytest.raises(StateGapError, match="from position 6, found 5"):
         cache.append(5, rows)
-    with pytest.raises(StateGapError, match="width 72"):
+    with pytest.raises(StateGapError, match="144 bytes"):
         cache.append(6, rows[:, :48])
     with pytest.raises(CapacityError, match="at most 10"):
         cache.append(6, rows)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from remote_dspark.contract import Q_FLOOR_FIRST, Q_STANDARD
-from remote_dspark.drafter import engine as engine_module
+from remote_dspark.drafter import compute as compute_module
 from remote_dspark.drafter.checkpoint import load_drafter
 from remote_dspark.drafter.engine import DraftEngine, DraftRequest
 from remote_dspark.drafter.errors import CapacityError, EngineError, RowError, StaleError, StateGapError
@@ -127,7 +127,7 @@ def test_all_greedy_batches_never_enter_the_sampled_code(model, state_rows, monk
     for seat in seats:
         engine.append_states(seat, 1, 0, state_rows(seat, 0, 4))
     mixed = engine.step([request(seats[0], 0, 4, tau=0.0), request(seats[1], 0, 4)], DEPTH)
-    monkeypatch.setattr(engine_module, "sample_block", poisoned)
+    monkeypatch.setattr(compute_module, "sample_block", poisoned)
     greedy = engine.step([request(seat, 1, 4, tau=0.0) for seat in seats], DEPTH)
     # a T = 0 row of a mixed batch is the same argmax, without entries
     assert mixed.tokens[0].tolist() == greedy.tokens[0].tolist()

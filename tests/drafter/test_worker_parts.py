@@ -15,6 +15,7 @@ import pytest
 from remote_dspark.contract import DraftMode, ServerState
 from remote_dspark.drafter.checkpoint import load_drafter
 from remote_dspark.drafter.engine import DraftEngine
+from remote_dspark.drafter.errors import DeviceFaultError
 from remote_dspark.serve.config import load_config
 from remote_dspark.serve.errors import BootError, ConfigError
 from remote_dspark.serve.handler import WorkerHandler
@@ -230,8 +231,8 @@ def test_refusals_are_counted_and_cost_only_the_request(make_handler, state_rows
 class FailingEngine(DraftEngine):
     """An engine whose device fails in a way no request caused."""
 
-    def base_logits(self, requests, depth):
-        raise RuntimeError("device lost")
+    def step(self, requests, depth):
+        raise DeviceFaultError("device lost")
 
 
 def test_an_unforeseen_failure_poisons_and_everything_later_is_refused(make_handler, state_rows):

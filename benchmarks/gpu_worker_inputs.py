@@ -1,0 +1,114 @@
+"""What the worker benchmark measures: a compute over a synthetic drafter, its tilings, and the blocks it drafts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from remote_dspark.contract import Q_FLOOR_FIRST, SUPPORT_K
+from remote_dspark.drafter.backbone import Backbone, BackboneTiling
+from remote_dspark.drafter.device import DeviceCompute
+from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.staging import Block
+from remote_dspark.drafter.synthetic import synthetic_drafter
+from remote_dspark.kernels.backbone_matmul import MatmulTiling
+from remote_dspark.oracle.philox import derive_key
+
+DEPTH = 5
+NUM_SEATS = 4
+MAX_POSITIONS = 4096
+CACHE_BYTES = 1 << 30
+
+TILINGS = {
+    "default": MatmulTiling(),
+    "overlap": MatmulTiling(overlap=True),
+    "prefetch": MatmulTiling(overlap=True, prefetch_bytes=1024),
+    "deep": MatmulTiling(block_k=128, num_stages=3),
+    "wide": MatmulTiling(block_n=128, num_stages=4),
+}
+"""Candidates; the first is what the worker uses."""
+
+WARM_PARTS = ("front1", "front4", "greedy", "greedy4", "sampled", "sampled4", "context")
+
+
+def build(model: DSparkDrafter, tiling: MatmulTiling, num_seats: int = NUM_SEATS) -> DeviceCompute:
+    """A compute with every sequence captured and random context in every seat."""
+    compute = DeviceCompute(
+        model,
+        num_seats,
+        support=SUPPORT_K,
+        semantics=Q_FLOOR_FIRST,
+        cache_bytes=CACHE_BYTES,
+        max_positions=min(MAX_POSITIONS, model.config.max_positions),
+        max_depth=DEPTH,
+        tiling=BackboneTiling(tiling, tiling),
+    )
+    for seat in range(num_seats):
+        compute.context(seat)
+    return compute
+
+
+def state_rows(model: DSparkDrafter, seed: int, count: int) -> np.ndarray:
+    """uint8 [count, 2*width] of seeded BF16 states."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(count, model.config.fused_width, generator=generator).to(torch.bfloat16)
+    return values.view(torch.uint8).numpy()
+
+
+def block_inputs(batch: int, context: int, tau: float, epoch: int = 7, seats: tuple[int, ...] = ()) -> list[Block]:
+    """Requests 0..batch-1, each in the seat of its number unless given."""
+    return [block_input(request, context, tau, epoch, seats[request] if seats else request) for request in range(batch)]
+
+
+def block_input(request: int, context: int, tau: float, epoch: int, seat: int) -> Block:
+    """One request; everything but the seat and the epoch follows from its number."""
+    return Block(seat, 11 + 7 * request, context, tau, derive_key(request, 3), 5, 3, epoch)
+
+
+def warm(part: str, shape: str, tilings: list[str]) -> None:
+    """Compile one part of the kernels by running it once."""
+    model = synthetic_drafter(shape, "cuda")
+    if part.startswith("front"):
+        for label in tilings:
+            backbone = Backbone(model, NUM_SEATS, 256, BackboneTiling(TILINGS[label], TILINGS[label]))
+            batch = int(part[-1])
+            ids = torch.zeros(batch, dtype=torch.int32, device="cuda")
+            logits = torch.zeros(DEPTH, batch, model.config.vocab_size, dtype=torch.bfloat16, device="cuda")
+            backbone.write_logits(ids, ids, ids, logits)
+    elif part == "context":
+        for label in tilings:
+            backbone = Backbone(model, NUM_SEATS, 256, BackboneTiling(TILINGS[label], TILINGS[label]))
+            header = torch.zeros(4, dtype=torch.int32, device="cuda")
+            for rows in (16, 32):
+                states = torch.zeros(rows, model.config.fused_width, dtype=torch.bfloat16, device="cuda")
+                backbone.write_context(states, header)
+    else:
+        warm_heads(part, model)
+    torch.cuda.synchronize()
+
+
+def warm_heads(part: str, model: DSparkDrafter) -> None:
+    """Compile the heads for the batches of one part."""
+    from remote_dspark.drafter.device import head_settings
+    from remote_dspark.drafter.device_markov import DeviceMarkovRows
+    from remote_dspark.kernels.backbone_greedy import greedy_buffers, launch_greedy
+    from remote_dspark.kernels.markov_head import launch_markov_position
+    from remote_dspark.kernels.sampled_head import HeadBuffers
+
+    head, vocab_size = model.markov_head, model.config.vocab_size
+    markov = DeviceMarkovRows(head.markov_w1.weight, head.markov_w2.weight, 1 << 20)
+    markov.fill(0)
+    tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
+    settings = head_settings(vocab_size, SUPPORT_K, Q_FLOOR_FIRST)
+    for batch in (4, 3) if part.endswith("4") else (1, 2):
+        control = torch.zeros(batch, 16, dtype=torch.int32, device="cuda")
+        previous = torch.zeros(batch, dtype=torch.int32, device="cuda")
+        logits = torch.zeros(batch, -(-vocab_size // 64) * 64, dtype=torch.bfloat16, device="cuda")
+        if part.startswith("greedy"):
+            outputs = (torch.zeros(1, batch, dtype=torch.int32, device="cuda"), previous.clone())
+            buffers = greedy_buffers(*outputs, torch.zeros(1, batch, 3, dtype=torch.int64, device="cuda"))
+            launch_greedy(buffers, 0, logits, control, previous, *tables)
+        else:
+            launch_markov_position(
+                settings, HeadBuffers(settings, 1, batch, "cuda"), 0, logits, control, previous, *tables
+            )

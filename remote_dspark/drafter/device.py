@@ -1,0 +1,286 @@
+"""The device path: committed states into seats, blocks to proposals, as captured sequences over fixed memory.
+
+One backbone sequence per (batch, depth) writes base logits; behind it comes either the original greedy chain or the
+sampled one. Which of them is decided on the host before either is launched; both read the same logits. The rules:
+
+* A step is one copy in (captured with the backbone), two sequences, one copy out; q is ready only after the copy out
+  was waited for and its stamps and tokens were checked. Outputs leave as copies: the next step may start at once.
+* State rows go through a ring of registered buffers; one is written again only after its copy has been done.
+* All sequences are captured at start, each depth that may be asked for included or covered by a deeper one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from remote_dspark.contract import PRODUCTION_DEPTHS
+from remote_dspark.drafter.backbone import MIN_ROWS, Backbone, BackboneTiling
+from remote_dspark.drafter.context import SeatContext
+from remote_dspark.drafter.device_markov import DeviceMarkovRows
+from remote_dspark.drafter.heads import DraftedRows
+from remote_dspark.drafter.launcher import Launcher
+from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.staging import Block, BlockStaging
+from remote_dspark.drafter.timings import StepTimings
+from remote_dspark.kernels.backbone_greedy import greedy_buffers, launch_greedy
+from remote_dspark.kernels.markov_head import launch_markov_position
+from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling
+
+HEAD_TILE: Final = 1024
+STATE_ROWS: Final = (MIN_ROWS, 32)
+"""Rows of one captured context write; a larger chunk is written in pieces."""
+
+NUM_STATE_BUFFERS: Final = 4
+HEADER_BYTES: Final = 16
+
+
+def head_settings(vocab_size: int, support: int, semantics: str) -> HeadSettings:
+    """Fixed choices of the sampled head."""
+    tile = min(HEAD_TILE, triton.next_power_of_2(max(vocab_size, support)))
+    return HeadSettings(Tiling(vocab_size, tile, 1, 8), support, semantics)
+
+
+class BlockSequence:
+    """The captured sequences of one (batch, depth).
+
+    Args:
+        backbone: Writes base logits.
+        markov: Bias rows.
+        launcher: Of the device.
+        logits: bf16 [depth, B, >= V] scratch.
+        settings: Of the sampled head; None captures the greedy chain alone.
+        support: Entries of a sampled row.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        markov: DeviceMarkovRows,
+        launcher: Launcher,
+        logits: Tensor,
+        settings: HeadSettings | None,
+        support: int,
+    ) -> None:
+        depth, num_rows, _ = logits.shape
+        self.depth = depth
+        self.logits = logits
+        self.staging = BlockStaging(launcher, num_rows, depth, support)
+        self._vocab_size = backbone.model.config.vocab_size
+        self._marks = [launcher.mark() for _ in range(4)]
+        staging = self.staging
+
+        def front() -> None:
+            staging.copy_in()
+            backbone.write_logits(staging.anchors, staging.seats, staging.lengths, logits)
+
+        self._front = launcher.capture(front)
+        head = backbone.model.markov_head
+        self._tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
+        self._greedy = launcher.capture(self._greedy_chain())
+        self._sampled = None if settings is None else launcher.capture(self._sampled_chain(settings))
+
+    def _greedy_chain(self) -> Callable[[], None]:
+        staging = self.staging
+        buffers = greedy_buffers(staging.token, staging.error, staging.stamp)
+        previous = [staging.anchors, *staging.token]
+
+        def chain() -> None:
+            for step in range(self.depth):
+                launch_greedy(buffers, step, self.logits[step], staging.control, previous[step], *self._tables)
+
+        return chain
+
+    def _sampled_chain(self, settings: HeadSettings) -> Callable[[], None]:
+        staging = self.staging
+        buffers = HeadBuffers(settings, self.depth, staging.num_rows, staging.token.device)
+        buffers.ids, buffers.q, buffers.count = staging.ids, staging.q, staging.count
+        buffers.token, buffers.error, buffers.stamp = staging.token, staging.error, staging.stamp
+        previous = [staging.anchors, *staging.token]
+
+        def chain() -> None:
+            for step in range(self.depth):
+                launch_markov_position(
+                    settings, buffers, step, self.logits[step], staging.control, previous[step], *self._tables
+                )
+
+        return chain
+
+    def write_logits(self, blocks: Sequence[Block]) -> None:
+        """Launch everything before the heads."""
+        self.staging.fill(blocks)
+        self._marks[0].record()
+        self._front()
+        self._marks[1].record()
+
+    def run(self, blocks: Sequence[Block]) -> tuple[DraftedRows, StepTimings]:
+        """One whole step; errors as of `BlockStaging.collect`."""
+        num_sampled = sum(block.tau != 0 for block in blocks)
+        heads = self._sampled if num_sampled else self._greedy
+        if heads is None:
+            raise LookupError("expected greedy requests on a device that captured no sampled sequence")
+        clock = time.perf_counter_ns
+        start_ns, marks = clock(), self._marks
+        self.write_logits(blocks)
+        heads()
+        marks[2].record()
+        self.staging.copy_out(sampled=num_sampled > 0)
+        marks[3].record()
+        submitted_ns = clock()
+        marks[3].wait()
+        done_ns = clock()
+        rows = self.staging.collect(blocks, self._vocab_size, sampled=num_sampled > 0)
+        timings = StepTimings(
+            num_requests=len(blocks),
+            depth=self.depth,
+            num_sampled=num_sampled,
+            num_cached=0,
+            state_ns=0,
+            submit_ns=submitted_ns - start_ns,
+            backbone_ns=marks[1].since_ns(marks[0]),
+            heads_ns=marks[2].since_ns(marks[1]),
+            copy_ns=marks[3].since_ns(marks[2]),
+            wait_ns=done_ns - submitted_ns,
+            collect_ns=clock() - done_ns,
+        )
+        return rows, timings
+
+
+class StateWriter:
+    """Registered buffers and captured sequences that turn state rows into a seat's context."""
+
+    def __init__(self, backbone: Backbone, launcher: Launcher) -> None:
+        width = backbone.model.config.fused_width
+        size = HEADER_BYTES + STATE_ROWS[-1] * width * 2
+        self._row_bytes = 2 * width
+        self._hosts = [launcher.pinned(size) for _ in range(NUM_STATE_BUFFERS)]
+        self._done = [launcher.mark() for _ in range(NUM_STATE_BUFFERS)]
+        for mark in self._done:
+            mark.record()
+        self._turns = itertools.cycle(range(NUM_STATE_BUFFERS))
+        self._device = torch.zeros(size, dtype=torch.uint8, device=launcher.device)
+        header = self._device[:HEADER_BYTES].view(torch.int32)
+        states = self._device[HEADER_BYTES:].view(torch.bfloat16).view(STATE_ROWS[-1], width)
+        self._sequences = {
+            rows: launcher.capture(lambda rows=rows: backbone.write_context(states[:rows], header))  # type: ignore[misc]
+            for rows in STATE_ROWS
+        }
+
+    def write(self, seat: int, position: int, rows: NDArray[np.uint8]) -> None:
+        """Launch the writes of rows uint8 [n, 2*m*d]; they are copied before this returns."""
+        for first in range(0, len(rows), STATE_ROWS[-1]):
+            self._write_piece(seat, position + first, rows[first : first + STATE_ROWS[-1]])
+
+    def _write_piece(self, seat: int, position: int, rows: NDArray[np.uint8]) -> None:
+        turn = next(self._turns)
+        self._done[turn].wait()
+        host, size = self._hosts[turn], HEADER_BYTES + rows.size
+        view = host.numpy()
+        view[:HEADER_BYTES].view(np.int32)[:] = (seat, position, len(rows), 0)
+        view[HEADER_BYTES:size].reshape(rows.shape)[:] = rows
+        self._device[:size].copy_(host[:size], non_blocking=True)
+        self._done[turn].record()
+        self._sequences[next(count for count in STATE_ROWS if count >= len(rows))]()
+
+
+class DeviceCompute:
+    """A drafter on a device.
+
+    Args:
+        model: Loaded, BF16, on the device.
+        num_seats: Seats, and requests of one step at most.
+        support: Entries of a sampled row.
+        semantics: Ticket allocation.
+        cache_bytes: Bound of cached bias rows.
+        max_positions: Of a seat.
+        max_depth: Deepest step.
+        sampled: Whether sampled sequences are captured.
+        tiling: Fixed choices of the products.
+
+    Raises:
+        UnsupportedShapeError: A model that this path does not compute.
+    """
+
+    def __init__(
+        self,
+        model: DSparkDrafter,
+        num_seats: int,
+        *,
+        support: int,
+        semantics: str,
+        cache_bytes: int,
+        max_positions: int,
+        max_depth: int = PRODUCTION_DEPTHS[-1],
+        sampled: bool = True,
+        tiling: BackboneTiling | None = None,
+    ) -> None:
+        config, weight = model.config, model.markov_head.markov_w2.weight
+        self._launcher = Launcher(weight.device)
+        self.backbone = Backbone(model, num_seats, max_positions, tiling)
+        self.markov = DeviceMarkovRows(model.markov_head.markov_w1.weight, weight, cache_bytes)
+        self._states = StateWriter(self.backbone, self._launcher)
+        self._contexts: dict[int, SeatContext] = {}
+        self._state_ns = 0
+        self.timings: StepTimings | None = None
+        settings = head_settings(config.vocab_size, support, semantics) if sampled else None
+        depths = sorted({depth for depth in PRODUCTION_DEPTHS if depth < max_depth} | {max_depth})
+        width = -(-config.vocab_size // 64) * 64
+        self._sequences: dict[int, list[BlockSequence]] = {}
+        for num_rows in range(1, num_seats + 1):
+            logits = torch.zeros((max_depth, num_rows, width), dtype=torch.bfloat16, device=weight.device)
+            self._sequences[num_rows] = [
+                BlockSequence(self.backbone, self.markov, self._launcher, logits[:depth], settings, support)
+                for depth in depths
+            ]
+
+    def context(self, seat: int) -> SeatContext:
+        """The context of a seat."""
+        if seat not in self._contexts:
+            width = self.backbone.model.config.fused_width
+            self._contexts[seat] = SeatContext(self, seat, width, self.backbone.max_positions)
+        return self._contexts[seat]
+
+    def write(self, seat: int, position: int, rows: NDArray[np.uint8]) -> None:
+        """Launch the context write of committed rows, and of wanted cache rows: no step waits for this call."""
+        start_ns = time.perf_counter_ns()
+        self._states.write(seat, position, rows)
+        self._state_ns += time.perf_counter_ns() - start_ns
+        self.markov.admit()
+
+    def draft(self, blocks: Sequence[Block], depth: int) -> DraftedRows:
+        """Draft; a shallower step is the front of a deeper one, because no position sees a later one."""
+        rows, timings = self.sequence(len(blocks), depth).run(blocks)
+        anchors = [block.anchor for block in blocks]
+        num_cached = self.markov.observe(anchors + rows.tokens[:, :-1].ravel().tolist())
+        self.timings = replace(timings, num_cached=num_cached, state_ns=self._state_ns)
+        self._state_ns = 0
+        if rows.tokens.shape[1] == depth:
+            return rows
+        return DraftedRows(rows.tokens[:, :depth], rows.ids[:, :depth], rows.q[:, :depth], rows.counts[:, :depth])
+
+    def sequence(self, num_rows: int, depth: int) -> BlockSequence:
+        """The sequences that serve a batch and depth.
+
+        Raises:
+            LookupError: Nothing was captured for it; there is no uncaptured way.
+        """
+        for found in self._sequences.get(num_rows, []):
+            if found.depth >= depth:
+                return found
+        raise LookupError(f"expected a captured sequence, found none for {num_rows} requests of depth {depth}")
+
+    def base_logits(self, blocks: Sequence[Block], depth: int) -> Tensor:
+        """BF16 [B, depth, V], a copy."""
+        found = self.sequence(len(blocks), depth)
+        found.write_logits(blocks)
+        vocab_size = self.backbone.model.config.vocab_size
+        return found.logits[:depth, :, :vocab_size].transpose(0, 1).clone()
