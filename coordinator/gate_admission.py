@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,13 +28,14 @@ from coordinator.store_verify import (
     verify_store,
     walk,
 )
-from receipts.errors import ReceiptError
-from receipts.fields import Evidence, Kind, Parent, Position, Subject
+from receipts.errors import Code, ReceiptError
+from receipts.fields import Evidence, Kind, Parent, Position, Subject, is_utc
 from receipts.gates import Decision, Facts, Record, decide, record
 from receipts.policy import Policy, parse_policy
 from windows.exit_codes import ExitCode
 from windows.site import Site
 
+_DIGEST = re.compile("[0-9a-f]{64}")
 OPEN_STAGE, FINAL_STAGE = "open", "final"
 
 __all__ = ["Admission", "AdmitRequest", "StoreVerdict", "admit_store", "run_admit", "verify_store"]
@@ -107,6 +109,10 @@ class AdmitRequest:
 def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
     """The command: evaluate, append the admission receipt, print."""
     clock = SystemClock()
+    if request.now is not None and not is_utc(request.now):
+        raise UsageError("--now is not a time", expected="2026-06-01T12:00:00Z", found=request.now[:80])
+    if request.plan is not None and not _DIGEST.fullmatch(request.plan):
+        raise UsageError("--plan is not a digest", expected="64 hex digits", found=request.plan[:80])
     if not (request.store / "HEAD").exists():
         raise UsageError("there is no receipt store", where=str(request.store), next_step="name it with --store")
     try:
@@ -117,7 +123,8 @@ def run_admit(request: AdmitRequest, *, explain: bool, json: bool) -> int:
         writer = plain_writer(request.store, clock, signer_from(request.key))
         admission = admit_store(writer, policy_path(request.policy), request=request)
     except ReceiptError as error:
-        raise UsageError(f"cannot evaluate: {error}", where=str(request.store)) from error
+        verb = "the decision cannot be recorded" if error.code is Code.NOT_WRITTEN else "cannot evaluate"
+        raise UsageError(f"{verb}, so nothing is admitted: {error}", where=str(request.store)) from error
     if json:
         print_json(admission.to_document())
     else:
@@ -151,7 +158,7 @@ def admit_store(writer: EvidenceWriter, policy_file: Path, *, request: AdmitRequ
     """
     started = writer.now()
     asked = request or AdmitRequest(policy=str(policy_file), store=writer.store.path)
-    policy = parse_policy(read_file(policy_file))
+    policy = read_policy(policy_file)
     marks = Marks(asked.state)
     decision = decide(policy, asked.stage, _facts(writer, asked, marks))
     receipt = _write(writer, policy, decision, started)
@@ -172,11 +179,8 @@ def require_admissible(request: AdmitRequest) -> Policy:
     """
     path = policy_path(request.policy)
     signer = signer_from(request.key)
-    try:
-        policy, signers = parse_policy(read_file(path)), read_signers(request.signers)
-        read_anchor(request.anchor)
-    except ReceiptError as error:
-        raise UsageError(f"cannot be used for an admission: {error}", where=error.where or str(path)) from error
+    policy, signers = read_policy(path), read_signers(request.signers)
+    read_anchor(request.anchor)
     name = policy.document.name
     pin = request.pins.get(name)
     if request.pins and policy.sha256 != pin:
@@ -213,6 +217,18 @@ def require_stage(writer: EvidenceWriter, request: AdmitRequest, stage: str, rep
             next_step=f"`coordinator admit {request.policy} --stage {stage} --explain` shows every rule",
         )  # fmt: skip
     return admission
+
+
+def read_policy(path: Path) -> Policy:
+    """A policy file, read once.
+
+    Raises:
+        UsageError: It is not one.
+    """
+    try:
+        return parse_policy(read_file(path))
+    except ReceiptError as error:
+        raise UsageError(f"not a policy: {error}", where=str(path)) from error
 
 
 def _facts(writer: EvidenceWriter, asked: AdmitRequest, marks: Marks) -> Facts:

@@ -37,7 +37,10 @@ def write_report(store: Path, out: Path, *, signers: Path | None, json: bool) ->
     except ReceiptError as error:
         raise UsageError("no store could be read", found=str(error), where=str(store)) from error
     content = render(facts, store.name, clock.utc()).encode("utf-8")
-    out.write_bytes(content)
+    try:
+        out.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"the page cannot be written: {error.strerror}", where=str(out)) from error
     outcome = facts.report.outcome
     sha256 = hashlib.sha256(content).hexdigest()
     if json:

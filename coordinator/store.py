@@ -35,7 +35,7 @@ from receipts.chain import Head, link_draft, parse_head
 from receipts.errors import Code, ReceiptError
 from receipts.findings import Entry
 from receipts.model import Predicate
-from receipts.raw import check_sample
+from receipts.raw import MAX_SAMPLE_BYTES, check_sample
 from receipts.reader import Receipt, read_document, read_receipt
 from receipts.signing import MAX_ENVELOPE_BYTES
 
@@ -362,7 +362,7 @@ class Store:
     def read_sample(self, sha256: str, staged: Path | None = None) -> bytes | None:
         """Content of a raw file, None when it is not in the store. The digest is the caller's to check."""
         path = staged if staged is not None and staged.exists() else self.sample_path(sha256)
-        return read_file(path, max_bytes=1 << 32) if path.exists() else None
+        return read_file(path, max_bytes=MAX_SAMPLE_BYTES) if path.exists() else None
 
 
 @contextlib.contextmanager
@@ -376,6 +376,10 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _require_samples(predicate: Predicate, files: Mapping[str, Path]) -> None:
+    for sample in predicate.samples:
+        if sample.size_bytes > MAX_SAMPLE_BYTES:
+            message = f"expected at most {MAX_SAMPLE_BYTES} bytes, found {sample.size_bytes}"
+            raise ReceiptError(Code.TOO_LARGE, message, sample.name)
     named = {sample.name for sample in predicate.samples}
     if named != files.keys():
         raise ReceiptError(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape, quoteattr
 
+from coordinator.errors import UsageError
 from coordinator.render import inert
 from receipts.fields import Outcome
 from receipts.findings import Finding, LogReport
@@ -31,16 +32,24 @@ def write_junit(path: Path, report: LogReport, cases: Sequence[Case], *, elapsed
         f' skipped="0" time="{elapsed_ns / 1e9:.3f}">'
     )
     text = "\n".join(["<?xml version='1.0' encoding='UTF-8'?>", head, *blocks, "</testsuite>", ""])
-    path.write_text(text, encoding="utf-8")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the JUnit report cannot be written: {error.strerror}", where=str(path)) from error
 
 
 def _case(name: str, kind: str, findings: Iterable[Finding]) -> str:
-    opening = f"<testcase classname={quoteattr('receipts.' + inert(kind))} name={quoteattr(inert(name))}"
+    opening = f"<testcase classname={quoteattr('receipts.' + _text(kind))} name={quoteattr(_text(name))}"
     marks = "".join(_mark(finding) for finding in findings)
     return f"{opening}>{marks}</testcase>" if marks else f"{opening}/>"
 
 
 def _mark(finding: Finding) -> str:
     tag = "error" if finding.outcome is Outcome.UNKNOWN else "failure"
-    text = inert(f"{finding.where}: {finding.message}").replace("\n", " ")
+    text = _text(f"{finding.where}: {finding.message}")
     return f"<{tag} type={quoteattr(finding.code.value)} message={quoteattr(text)}>{escape(text)}</{tag}>"
+
+
+def _text(text: str) -> str:
+    # XML 1.0 has no character for these two, not even escaped.
+    return inert(text).replace("\n", " ").replace("\ufffe", "\\u{fffe}").replace("\uffff", "\\u{ffff}")

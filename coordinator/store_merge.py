@@ -26,6 +26,7 @@ from receipts.chain import Head
 from receipts.errors import Code, ReceiptError
 from receipts.fields import Evidence, Kind, Subject
 from receipts.findings import Verified
+from receipts.raw import MAX_SAMPLE_BYTES
 from receipts.reader import read_receipt
 from windows.exit_codes import ExitCode
 
@@ -131,6 +132,6 @@ def _copy_store(source: Path, target: Path) -> None:
     write_new(target / "SHA256SUMS", sums)
     write_new(target / "HEAD", read_file(source / "HEAD"))
     for name in names:
-        write_new(target / name, read_file(source / name, 1 << 32))
+        write_new(target / name, read_file(source / name, MAX_SAMPLE_BYTES))
     files = [target / name for name in ("SHA256SUMS", "HEAD", *names)]
     Syncer().sync(*files, target / "receipts", target / "samples", target)

@@ -208,15 +208,31 @@ def case(entry: Entry, verified: Verified | None) -> Case:
 
 
 def read_signers(path: Path | None) -> AllowedSigners | None:
-    """The allowed-signers file that was named, if one was."""
-    return parse_allowed_signers(read_file(path)) if path is not None else None
+    """The allowed-signers file that was named, if one was.
+
+    Raises:
+        UsageError: It is not one: the store is not what is wrong.
+    """
+    if path is None:
+        return None
+    try:
+        return parse_allowed_signers(read_file(path))
+    except ReceiptError as error:
+        raise UsageError(f"not an allowed-signers file: {error}", where=str(path)) from error
 
 
 def read_anchor(path: Path | None) -> tuple[Witness, ...]:
-    """A HEAD file that was kept elsewhere (a CI log, a commit), as a witness."""
+    """A HEAD file that was kept elsewhere (a CI log, a commit), as a witness.
+
+    Raises:
+        UsageError: It is not one.
+    """
     if path is None:
         return ()
-    head = parse_head(read_file(path, 4096), str(path))
+    try:
+        head = parse_head(read_file(path, 4096), str(path))
+    except ReceiptError as error:
+        raise UsageError(f"not a HEAD file: {error}", where=str(path)) from error
     if head.head is None:
         return ()
     return (Witness(host="anchor", log=head.log, sequence=head.count - 1, head=head.head),)

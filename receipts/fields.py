@@ -13,7 +13,16 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 MAX_INTEGER: Final = (1 << 53) - 1
 """Largest integer that every JSON reader keeps exactly (RFC 8785 and I-JSON)."""
@@ -92,6 +101,18 @@ Utc: TypeAlias = Annotated[
     StringConstraints(pattern=r"^[0-9]{4}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?Z$"),
     AfterValidator(_calendar_time),
 ]
+_UTC: Final = TypeAdapter(Utc)
+
+
+def is_utc(text: str) -> bool:
+    """Whether a text is a time as receipts have it."""
+    try:
+        _UTC.validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
 DecimalText: TypeAlias = Annotated[str, StringConstraints(pattern=r"^-?(0|[1-9][0-9]{0,29})(\.[0-9]{1,30})?$")]
 WindowId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]{1,100}/[A-Za-z0-9_.-]{1,100}$")]
 """``campaign/window``."""

@@ -19,6 +19,8 @@ from receipts.reader import MAX_BYTES, read_document
 
 MAX_LINE_BYTES: Final = 64 * 1024
 MAX_LINES: Final = 5_000_000
+MAX_SAMPLE_BYTES: Final = 1 << 28
+"""A raw file is read whole: 256 MiB are fifty bytes for each of the most lines."""
 
 
 def _percentile(percent: int) -> Callable[[Sequence[int]], int]:

@@ -47,8 +47,9 @@ class LogVerifier:
         self._head = since
         self._since = since
         self._is_linked = True
-        self._ids: list[bytes] = []
-        self._first = since.count if since else 0
+        self._first = self._next = since.count if since else 0
+        self._ids: dict[int, bytes] = {}
+        """By sequence; not a list, because a hostile receipt may claim any place."""
         self.seen: dict[bytes, int] = dict(options.other_logs)
         """Digest -> kind and evidence of every receipt so far."""
         self._named: set[str] = set()
@@ -108,7 +109,7 @@ class LogVerifier:
 
     def _skip_one(self) -> None:
         self._is_linked = False
-        self._ids.append(b"")
+        self._next += 1
         if self._head is not None:
             self._head = Head(self._head.log, self._head.count + 1, self._head.head)
 
@@ -117,21 +118,23 @@ class LogVerifier:
         link = receipt.predicate.chain
         if self._head is None:
             # The first receipt names the log, unless HEAD does.
-            self._head = Head(self.options.head.log if self.options.head else link.log, len(self._ids), None)
+            self._head = Head(self.options.head.log if self.options.head else link.log, self._next, None)
         expected = self._head if self._is_linked else Head(self._head.log, self._head.count, link.previous)
         try:
             self._head = expected.follow(receipt)
-            self._ids.append(bytes.fromhex(receipt.id))
+            self._place(link.sequence, receipt)
             self._is_linked = True
         except ReceiptError as error:
             self._find(error.code, entry.name, error.message)
             if error.code is Code.FOREIGN:
                 return
             if link.sequence >= self._head.count:
-                self._ids.extend([b""] * (link.sequence - self._first - len(self._ids)))
-                self._ids.append(bytes.fromhex(receipt.id))
+                self._place(link.sequence, receipt)
                 self._head = Head(self._head.log, link.sequence + 1, receipt.id)
             self._is_linked = link.sequence + 1 == self._head.count
+
+    def _place(self, sequence: int, receipt: Receipt) -> None:
+        self._ids[sequence], self._next = bytes.fromhex(receipt.id), sequence + 1
 
     def _check_sums(self, entry: Entry, receipt: Receipt) -> None:
         # (4) SHA256SUMS names exactly what is here.
@@ -198,7 +201,11 @@ class LogVerifier:
         # (8) Raw files: digest, size, number of lines. A missing one is UNKNOWN, not broken.
         contents: dict[str, bytes] = {}
         for sample in receipt.predicate.samples:
-            content = self.options.sample(sample.sha256)
+            try:
+                content = self.options.sample(sample.sha256)
+            except ReceiptError as error:
+                self._find(error.code, receipt.id, f"raw file {sample.name}: {error.message}")
+                continue
             if content is None:
                 self._find(Code.MISSING_SAMPLE, receipt.id, f"raw file {sample.name} is not here", Outcome.UNKNOWN)
                 continue
@@ -315,10 +322,10 @@ class LogVerifier:
         if self._head is None or log != self._head.log or digest is None:
             self._find(Code.FOREIGN, "HEAD", f"{who} speaks of log {log[:12]}, this is another")
             return
-        index = sequence - self._first
-        if index < 0:
+        if sequence < self._first:
             return
-        found = self._ids[index].hex() if index < len(self._ids) else "the log ends before it"
+        known = self._ids.get(sequence)
+        found = known.hex() if known else "another" if sequence < self._next else "the log ends before it"
         if found != digest:
             self._find(Code.ROLLBACK, "HEAD", f"{who} has number {sequence} as {digest}, found {found}")
 
