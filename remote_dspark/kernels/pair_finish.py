@@ -25,8 +25,7 @@ from remote_dspark.kernels.pair_exchange import (
     received_word,
     result_word,
 )
-from remote_dspark.kernels.rounding import KEY_LOWEST
-from remote_dspark.kernels.selection import any_row, column, entries_of, row_prefix, row_sum, scatter
+from remote_dspark.kernels.selection import any_row, column, entries_of, kth_key, place, row_max, scatter
 
 
 @triton.jit
@@ -53,8 +52,7 @@ def join_entries(
 ):
     """Top k of both ranks' entries in ascending id, stored in ``union_ptr``; returns their number per row.
 
-    Rank 0 owns the lower ids and both halves ascend, so the lower rank's entries simply come first. Among so few every
-    entry is compared with every other: the number of better ones is its rank, ties to the lower id.
+    Rank 0 owns the lower ids and both halves ascend, so the lower rank's entries simply come first.
     """
     both = entries_of(2 * K, R)
     index = both & (K - 1)
@@ -64,17 +62,13 @@ def join_entries(
     from_peer = live & (is_own == 0) & here
     theirs = tl.load(column(block_ptr, R) + index, mask=from_peer, other=ABSENT, cache_modifier=".cg")
     joined = tl.where(is_own, own, theirs)
-    keys = tl.reshape((joined >> 32).to(tl.int32), [R, 2 * K])
-    entry = tl.arange(0, 2 * K)
-    tied = (keys[:, None, :] == keys[:, :, None]) & (entry[None, None, :] < entry[None, :, None])
-    better = tl.sum(((keys[:, None, :] > keys[:, :, None]) | tied).to(tl.int32), axis=2)
-    selected = tl.reshape((better < K) & (keys >= KEY_LOWEST), joined.shape)
-    chosen = selected.to(tl.int32)
-    slots = row_prefix(chosen, R) - 1
+    keys = (joined >> 32).to(tl.int32)
+    threshold, above = kth_key(keys, row_max(keys, R), R, 2 * K, K)
+    selected, slots, found = place(keys, threshold, above, R, K)
     scatter(union_ptr + column(rows, R) * K + slots, joined, selected & live, False)
     # the entries are read back by other threads of this program
     tl.debug_barrier()
-    return row_sum(chosen, R)
+    return found
 
 
 @triton.jit
