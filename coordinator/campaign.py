@@ -24,6 +24,7 @@ from coordinator.evidence import Clockings, EvidenceWriter
 from coordinator.gate_admission import Admission, AdmitRequest, admit_store, verify_store
 from coordinator.guard_client import GuardRefusal, as_coordinator_error
 from coordinator.hold_arms import HoldBody
+from coordinator.hold_measurements import MeasurementBody
 from coordinator.hold_receipts import (
     is_untouched,
     refusals_kept,
@@ -111,6 +112,18 @@ class Campaign:
         if result.receipt is not None and result.error is None:
             self._back(write_budget(self.writer, result.window, started, result.receipt), result.window.step_ns)
         self.writer.plan_sha256 = plan_sha256
+        if result.error is not None:
+            raise result.error
+
+    def measure(self) -> None:
+        """A measurement hold: its programs, their receipts, and what stop, programs and restore took."""
+        with refusals_kept(self.writer, "campaign", "budget"):
+            self._require_budget(1)
+        started = self.writer.now()
+        result = self._hold(self.compiled, 1, body=self._measurements, reason=f"measure: {self.writer.campaign}")
+        self.holds.append(result)
+        if result.receipt is not None and result.error is None:
+            write_budget(self.writer, result.window, started, result.receipt)
         if result.error is not None:
             raise result.error
 
@@ -202,6 +215,9 @@ class Campaign:
 
     def _body(self, window: Window, result: HoldResult) -> None:
         HoldBody(self, window, result).run()
+
+    def _measurements(self, window: Window, result: HoldResult) -> None:
+        MeasurementBody(self, window, result).run()
 
     def _require_budget(self, number: int) -> None:
         """Every bound of the hold has a measurement behind it, and the sum fits; missing evidence refuses.

@@ -31,28 +31,32 @@ _BEAT_S = 1.0
 
 
 def run_campaign_command(site: Path, plan: Path, request: AdmitRequest, *, json: bool) -> int:
-    """Run a plan on the site's hosts: a first hold or a whole campaign, between the two stages of its policy.
+    """Run a plan on the site's hosts: a campaign, or the one hold of another plan, between the stages of its policy.
 
     Args:
         site: Site file.
         plan: Plan file.
-        request: Store, key, signers and policy; without a policy, ``first-hold`` for a first hold and ``live`` else.
+        request: Store, key, signers and policy; without a policy, ``live`` for a campaign and ``first-hold`` else.
         json: One document on stdout.
     """
     compiled = compile_files(site, plan)
-    is_first = compiled.plan.purpose is Purpose.FIRST_HOLD
-    asked = replace(request, policy=request.policy or ("first-hold" if is_first else "live")).on(compiled.site)
+    purpose = compiled.plan.purpose
+    has_arms = purpose is Purpose.CAMPAIGN
+    asked = replace(request, policy=request.policy or ("live" if has_arms else "first-hold")).on(compiled.site)
     # Before any host: what is wrong here must not be found out after two holds.
     policy = require_admissible(asked)
     with ExitStack() as stack:
         campaign = _opened(stack, compiled, site, plan, asked, policy=policy, json=json)
         result = CampaignResult(compiled, asked.store)
-        if is_first:
-            campaign.measure_budget(compiled)
-            result.holds += campaign.holds
-        else:
+        if has_arms:
             result = campaign.run()
-        if is_first or result.comparison is not None:
+        else:
+            if purpose is Purpose.MEASUREMENT:
+                campaign.measure()
+            else:
+                campaign.measure_budget(compiled)
+            result.holds += campaign.holds
+        if not has_arms or result.comparison is not None:
             result.admissions.append(campaign.admit(asked))
         campaign.verify_store(result)
     is_denied = any(not admission.is_admitted for admission in result.admissions)

@@ -6,20 +6,19 @@ goes straight to restore; nothing is tried twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from coordinator.arm_facts import read_arm_facts
-from coordinator.arm_values import arm_values, hold_values
+from coordinator.arm_values import arm_values
 from coordinator.campaign_result import HoldResult
 from coordinator.errors import GateFailed
 from coordinator.evidence import PASS, Clockings, verdict
 from coordinator.guard_client import Json
+from coordinator.hold_programs import HoldPrograms, describe_end, embed, not_claimed
 from coordinator.hold_receipts import hold_position
-from coordinator.programs import ProgramRecord, ProgramRunner
+from coordinator.programs import ProgramRecord
 from coordinator.session import HostSession
 from coordinator.store import ReceiptId
 from coordinator.window import Window
@@ -27,11 +26,11 @@ from receipts import bodies
 from receipts.fields import Kind, Outcome, Parent, Row, Subject
 from remote_dspark.contract import DraftMode
 from windows.arm import BASELINE, FINAL, HEADLINE, PROFILED, ArmBlock, ArmFacts
+from windows.commands import Program
 from windows.gates import arm_findings
 from windows.hold_table import HoldEvent
 from windows.measures import measure
-from windows.plan import ARM_STEPS, Program, StepKind
-from windows.site import Role
+from windows.plan import ARM_STEPS, StepKind
 from windows.verdicts import Finding
 from windows.verdicts import verdict as findings_verdict
 
@@ -51,23 +50,13 @@ _PROGRAM_STEPS = (
 """Steps of an arm that its load program goes through, waiting for the boot included."""
 
 
-class HoldBody:
-    """One pass through the inside of a hold."""
+class HoldBody(HoldPrograms):
+    """One pass through the inside of a campaign's hold."""
 
     def __init__(self, campaign: Campaign, window: Window, result: HoldResult) -> None:
-        assert campaign.compiled.plan.load is not None
-        self._campaign = campaign
-        self._window = window
-        self._result = result
-        self._plan = campaign.compiled.plan
-        self._load = campaign.compiled.plan.load
-        self._by_name = {session.name: session for session in window.sessions}
-        self._runner = ProgramRunner(
-            window=window,
-            keep=campaign.keep / window.hold_id,
-            interrupt=campaign.interrupt,
-            values=hold_values(campaign.compiled, window.hold_id, window.number),
-        )
+        super().__init__(campaign, window, result)
+        assert self._plan.load is not None
+        self._load = self._plan.load
 
     def run(self) -> None:
         """Qualify, then measure every arm.
@@ -78,57 +67,18 @@ class HoldBody:
         pair = self._qualify()
         for label in self._plan.arm_order(self._window.number):
             self._campaign.interrupt.check()
-            self._require_time()
+            self._require_time(sum(self._plan.step_bounds_s[kind] for kind in ARM_STEPS), "the next arm")
             self._arm(label, pair)
 
     # -- pair_qualify ------------------------------------------------------------------------------------------
 
     def _qualify(self) -> ReceiptId:
         assert self._plan.pair_qualify is not None
-        program = self._plan.pair_qualify
-        session = self._leader(program.role)
         self._window.note(HoldEvent.QUALIFY_STARTED)
-        self._campaign.reporter.step("pair-qualify", host=session.name, left_s=self._window.remaining_s())
-        started = self._campaign.writer.now()
-        record = self._timed(StepKind.PAIR_QUALIFY, lambda: self._runner.run(session, program, "pair-qualify", {}))
-        rows = check_rows(record)
-        receipt = self._write_qualification(session, record, rows, started)
+        receipt = self._qualify_with(self._plan.pair_qualify, "pair-qualify", StepKind.PAIR_QUALIFY, "pair")
         self._result.qualification = receipt
-        if rows_outcome(record, rows) is not Outcome.PASS:
-            wrong = [row for row in rows if row.ok is not True]
-            raise GateFailed(
-                "pair-qualify did not pass",
-                where=session.name,
-                expected="; ".join(f"{row.field}: {row.expected}" for row in wrong) or "an observation with checks",
-                found="; ".join(row.found for row in wrong) or describe_end(record),
-                next_step=f"read {self._runner.keep / 'pair-qualify'}",
-            )
         self._window.note(HoldEvent.QUALIFIED)
         return receipt
-
-    def _write_qualification(
-        self, session: HostSession, record: ProgramRecord, rows: tuple[Row, ...], started: Clockings
-    ) -> ReceiptId:
-        writer = self._campaign.writer
-        outcome = rows_outcome(record, rows)
-        if record.observation is None:
-            return self._write_failed_program("pair-qualify", record, session, started)
-        reasons = [f"{row.field}: expected {row.expected}, found {row.found}" for row in rows if row.ok is not True]
-        return writer.write(
-            Kind.PAIR_QUALIFICATION,
-            bodies.PairQualificationBody(observations=(embed(record),), gates=rows),
-            started=started,
-            scope="that the two ranks of this drafter pair draw the same tokens from the same exact q, on this compute",
-            not_claimed=self._not_claimed(record),
-            also=PASS if outcome is Outcome.PASS else verdict(outcome, *(reasons or [describe_end(record)])),
-            evidence=writer.computation_evidence([record.observation]),
-            sessions=[session],
-            position=hold_position(writer, self._window),
-            parents=self._campaign.evidence_parents(),
-            subjects=[Subject(name="remote_dspark", sha256=record.observation["source_sha256"])],
-            samples=record.samples,
-            exit=record.exit,
-        )
 
     # -- arms --------------------------------------------------------------------------------------------------
 
@@ -238,7 +188,7 @@ class HoldBody:
             ),
             started=started,
             scope=f"arm {label}: one boot of the services in mode {mode.value} under the plan's load",
-            not_claimed=self._not_claimed(record),
+            not_claimed=not_claimed(record),
             also=PASS if outcome is Outcome.PASS else verdict(outcome, *reasons),
             evidence=writer.computation_evidence([record.observation]),
             sessions=self._window.sessions,
@@ -252,106 +202,10 @@ class HoldBody:
             exit=record.exit,
         )
 
-    # -- small parts -------------------------------------------------------------------------------------------
-
-    def _write_failed_program(
-        self, stage: str, record: ProgramRecord, session: HostSession, started: Clockings
-    ) -> ReceiptId:
-        writer = self._campaign.writer
-        text = describe_end(record)
-        return writer.write(
-            Kind.ATTEMPT,
-            bodies.AttemptBody(
-                command="campaign",
-                stage=stage.replace(" ", "-"),
-                exit_code=30,
-                error_code="program-failed",
-                message=text,
-            ),
-            started=started,
-            scope=f"that {stage} was run and how its program ended",
-            not_claimed=("any measurement",),
-            evidence=writer.procedure_evidence(),
-            sessions=[session],
-            position=hold_position(writer, self._window),
-            exit=record.exit,
-        )
-
-    def _leader(self, role: Role) -> HostSession:
-        return self._by_name[self._campaign.compiled.hosts_of(role)[0].name]
-
     def _bounded(self, program: Program) -> Program:
         """The program with the sum of the steps it goes through as its bound, if that is shorter than its own."""
         bound = sum(self._plan.step_bounds_s[kind] for kind in _PROGRAM_STEPS)
         return program.model_copy(update={"timeout_s": min(program.timeout_s, bound)})
-
-    def _require_time(self) -> None:
-        need = sum(self._plan.step_bounds_s[kind] for kind in ARM_STEPS)
-        left = self._window.remaining_s()
-        if left < need:
-            raise GateFailed(
-                "the next arm does not fit what is left of the hold", expected=f"{need} s", found=f"{left:.0f} s"
-            )
-
-    def _timed(self, kind: StepKind, action: Callable[[], ProgramRecord]) -> ProgramRecord:
-        start = self._campaign.clock.monotonic_ns()
-        try:
-            return action()
-        finally:
-            elapsed = self._campaign.clock.monotonic_ns() - start
-            self._window.step_ns[kind] = max(self._window.step_ns.get(kind, 0), elapsed)
-
-    @staticmethod
-    def _not_claimed(record: ProgramRecord) -> tuple[str, ...]:
-        general = ("live throughput of any deployment", "GB10 or any other device than the one named")
-        if record.observation is not None and record.observation["compute"] != "cuda":
-            return ("anything about a GPU: it was computed on a CPU", *general)
-        return general
-
-
-def embed(record: ProgramRecord) -> bodies.Observation:
-    """The observation as a receipt embeds it.
-
-    Raises:
-        GateFailed: The document is not what the schema says.
-    """
-    assert record.observation is not None
-    try:
-        return bodies.Observation.from_document(record.observation, host=record.host, sha256=record.observation_sha256)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise GateFailed(
-            "an observation does not fit its schema", where=f"{record.host}: {where}", found=first["msg"]
-        ) from error
-
-
-def check_rows(record: ProgramRecord) -> tuple[Row, ...]:
-    """The program's own checks as rows, and how it ended."""
-    checks = record.observation["checks"] if record.observation else []
-    rows = [
-        Row(field=str(c["name"]).replace(" ", "-")[:200], expected=c["expected"], found=c["found"], ok=c["ok"])
-        for c in checks
-    ]
-    return (Row(field="program", expected="exited 0", found=describe_end(record), ok=record.is_success), *rows)
-
-
-def rows_outcome(record: ProgramRecord, rows: tuple[Row, ...]) -> Outcome:
-    """FAIL beats UNKNOWN beats PASS; a program without checks is UNKNOWN."""
-    if any(row.ok is False for row in rows):
-        return Outcome.FAIL
-    if record.observation is None or not record.observation["checks"] or any(row.ok is None for row in rows):
-        return Outcome.UNKNOWN
-    return Outcome.PASS
-
-
-def describe_end(record: ProgramRecord) -> str:
-    """How a program ended, with the end of what it said."""
-    end = record.end
-    detail = end.get("code") if end.get("code") is not None else end.get("signal")
-    tail = str(end.get("stderr_tail", "")).strip().splitlines()[-1:] or [""]
-    head = f"{end.get('state')}{'' if detail is None else f' {detail}'}"
-    return head if record.is_success else f"{head}: {tail[0][-300:]}".rstrip(": ")
 
 
 def point_counters(observation: Json, point: str) -> dict[str, int]:

@@ -18,7 +18,7 @@ from receipts.fields import Exit, ExitKind, Kind, Outcome, Parent, Position, Row
 from windows.compiled import CompiledPlan
 from windows.exit_codes import ExitCode
 from windows.hold_table import HostPhase
-from windows.plan import OPENING_STEPS, StepKind
+from windows.plan import StepKind
 
 NOT_CLAIMED = (
     "host attestation: a root user of a host can lie about that host",
@@ -100,9 +100,11 @@ def witness_block(host: str, said: Json) -> bodies.Witness | None:
 
 
 def write_budget(writer: EvidenceWriter, window: Window, started: Clockings, hold: ReceiptId) -> ReceiptId:
-    """The budget receipt of a first hold: what stop and restore really took against their declared bounds."""
+    """The budget receipt of a hold without arms: what its steps really took against their declared bounds."""
     plan = window.compiled.plan
-    bounds_s: dict[StepKind, int] = {kind: plan.step_bounds_s[kind] for kind in OPENING_STEPS if kind in window.step_ns}
+    bounds_s: dict[StepKind, int] = {
+        kind: plan.step_bounds_s[kind] for kind in plan.step_kinds() if kind in window.step_ns
+    }
     # What is left of the reserve after the restore's own bound is for proof, close and a slow link.
     bounds_s[StepKind.RESTORE] = plan.restore_reserve_s * 2 // 3
     reserve_s = plan.restore_reserve_s - bounds_s[StepKind.RESTORE]
@@ -110,13 +112,13 @@ def write_budget(writer: EvidenceWriter, window: Window, started: Clockings, hol
         Kind.BUDGET,
         budget_body(bounds_s, window.step_ns, reserve_s, plan.bound_s, source=hold),
         started=started,
-        scope="how long lease, snapshot, stop and restore took on these hosts, once",
-        not_claimed=("the time of any measured step", "an upper bound: it is one observation"),
+        scope=f"how long {', '.join(kind.value for kind in bounds_s)} took on these hosts, once",
+        not_claimed=("the time of any other step", "an upper bound: it is one observation"),
         also=PASS if window.journal.state.has_ended_well else verdict(Outcome.UNKNOWN, "the hold did not end well"),
         evidence=writer.procedure_evidence(),
         sessions=window.sessions,
         position=hold_position(writer, window),
-        parents=[Parent(kind=Kind.HOLD, sha256=hold, role="first-hold")],
+        parents=[Parent(kind=Kind.HOLD, sha256=hold, role=plan.purpose.value)],
         subjects=[Subject(name="plan", sha256=window.compiled.sha256)],
     )
 

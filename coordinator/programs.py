@@ -20,7 +20,7 @@ from coordinator.signals import InterruptFlag
 from coordinator.window import Window
 from receipts.fields import Exit, ExitKind, Sample
 from remote_dspark.contract import OBSERVATION_SCHEMA
-from windows.plan import Command, Program
+from windows.commands import Command, Program
 from windows.template import fill, fill_argv
 
 _WAIT_SLICE_S = 2

@@ -19,7 +19,8 @@ from coordinator.host import Outcome
 from coordinator.production import TRIAL_PREFIX
 from coordinator.programs import host_values
 from coordinator.session import HostSession
-from windows.plan import ArmService, Command, StepKind
+from windows.commands import ArmService, Command
+from windows.plan import StepKind
 from windows.template import fill, fill_argv
 
 if TYPE_CHECKING:

@@ -1,8 +1,9 @@
 """The time budget of a hold: admitted before any host is contacted, and asked again before every step.
 
 Rules: the restore reserve is taken out first and nothing may eat into it; every bound is backed by a measured budget
-receipt, except in a first-hold, which may only stop and restore (DECISIONS 12); missing evidence refuses; a step
-whose bound does not fit in what is left is not started. Times are integers: seconds in plans, ns when measured.
+receipt, except in a first-hold, which may only stop and restore (DECISIONS 12), and the programs of a measurement
+hold, which the guard ends at their bound (ADR 12); missing evidence refuses; a step whose bound does not fit in what
+is left is not started. Times are integers: seconds in plans, ns when measured.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from windows.plan import OPENING_STEPS, Purpose, StepKind
 
 NS_PER_S = 1_000_000_000
 
-FIRST_HOLD_KINDS = frozenset({*OPENING_STEPS, StepKind.RESTORE, StepKind.CLOSE})
-"""All that plan-declared bounds may pay for."""
+DECLARABLE = {
+    Purpose.FIRST_HOLD: frozenset({*OPENING_STEPS, StepKind.RESTORE, StepKind.CLOSE}),
+    Purpose.MEASUREMENT: frozenset({StepKind.MEASURE}),
+}
+"""All that plan-declared bounds may pay for, by purpose."""
 
 DECLARED = "declared"
 EVIDENCED = "evidence"
@@ -169,7 +173,7 @@ def _require_backed(
 ) -> None:
     """Refuses a bound without evidence, or one that the evidence contradicts."""
     if measured is None:
-        if compiled.plan.purpose is Purpose.FIRST_HOLD and kind in FIRST_HOLD_KINDS:
+        if kind in DECLARABLE.get(compiled.plan.purpose, ()):
             return
         raise BudgetError(
             f"{field}: {bound_s} s has no measured budget evidence, expected a budget receipt that measured "

@@ -130,6 +130,7 @@ def _require_hosts(site: Site, plan: WindowPlan) -> None:
         used.append(("pair_qualify.role", plan.pair_qualify.role))
     if plan.load is not None:
         used.append(("load.program.role", plan.load.program.role))
+    used += [(f"measurements[{i}].role", program.role) for i, program in enumerate(plan.measurements)]
     for where, role in used:
         if role not in roles:
             raise PlanError(f"{where}: found {role.value!r}, expected a role that a host of site {site.name!r} has")
@@ -157,7 +158,7 @@ def _require_sources(plan: WindowPlan, source_digests: Mapping[str, str]) -> Non
 
 
 def _hold_steps(plan: WindowPlan, hold: int) -> tuple[PlanStep, ...]:
-    """The steps of one hold: open, qualify first, arms in order, restore, close."""
+    """The steps of one hold: open, qualify first, arms in order or the measurements, restore, close."""
 
     def step(kind: StepKind, arm: str | None = None) -> PlanStep:
         name = f"hold{hold}/{arm}/{kind.value}" if arm else f"hold{hold}/{kind.value}"
@@ -169,6 +170,10 @@ def _hold_steps(plan: WindowPlan, hold: int) -> tuple[PlanStep, ...]:
         *(step(kind) for kind in OPENING_STEPS),
         *qualify,
         *(step(kind, arm) for arm in order for kind in ARM_STEPS),
+        *(
+            PlanStep(f"hold{hold}/measure/{m.name}", hold, StepKind.MEASURE, None, plan.step_bounds_s[StepKind.MEASURE])
+            for m in plan.measurements
+        ),
         *(step(kind) for kind in RESTORING_STEPS),
     )
 

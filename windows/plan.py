@@ -14,16 +14,15 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from remote_dspark.contract import DraftMode
+from windows.commands import ArmService, Bound, Measurement, Program
 from windows.design import require_consecutive, require_design
-from windows.document import AbsolutePath, EnvName, Name, Sha256, Strict, Text, parse_document, shaped
+from windows.document import Name, Sha256, Strict, Text, parse_document, shaped
 from windows.errors import FieldsError
-from windows.site import Port, Probe, Role, require_no_secret_option, require_no_secret_value
 from windows.template import KNOWN_PLACEHOLDERS, require_known
 
 PLAN_SCHEMA: Final = "coordinator/plan/v1"
 
 ArmLabel = Annotated[str, shaped(r"[AB][1-9][0-9]?", "an arm label: A or B and the number of its pair")]
-Bound = Annotated[int, Field(ge=1, le=86_400)]
 DecimalText = Annotated[str, shaped(r"(0|[1-9][0-9]{0,3})(\.[0-9]{1,6})?", "a decimal number in quotes")]
 
 
@@ -46,6 +45,7 @@ class StepKind(StrEnum):
     FINAL = "final"
     EVIDENCE = "evidence"
     TEARDOWN = "teardown"
+    MEASURE = "measure"
     RESTORE = "restore"
     CLOSE = "close"
 
@@ -73,6 +73,8 @@ class Purpose(StrEnum):
     CAMPAIGN = "campaign"
     FIRST_HOLD = "first-hold"
     """Stop and restore only, on plan-declared bounds; it produces the first budget receipt (DECISIONS 12)."""
+    MEASUREMENT = "measurement"
+    """Programs that qualify or measure the devices themselves, in one hold and without arms (docs/adr/0012)."""
 
 
 class PrimaryMetric(StrEnum):
@@ -98,69 +100,6 @@ class ExclusionRule(StrEnum):
     CLOCK_OFFSET = "clock-offset"
     DEVICE_CLOCKS = "device-clocks"
     THROTTLED = "throttled"
-
-
-class Command(Strict):
-    """A program of the plan.
-
-    Attributes:
-        role: It runs on every host of this role.
-        argv: Words with placeholders (``windows.template``).
-        cwd: Template as well; None is the host's work_dir.
-        secret_env: Variable name to the path, on the host, of a file with the value.
-        memory_limit_bytes: None is the guard's default.
-    """
-
-    role: Role
-    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
-    cwd: Text | None = None
-    env: dict[EnvName, Text] = Field(default_factory=dict)
-    secret_env: dict[EnvName, AbsolutePath] = Field(default_factory=dict)
-    memory_limit_bytes: Annotated[int, Field(ge=1 << 20)] | None = None
-
-    @field_validator("argv")
-    @classmethod
-    def _argv_without_secrets(cls, argv: tuple[str, ...]) -> tuple[str, ...]:
-        require_no_secret_option(argv)
-        return argv
-
-    @field_validator("env")
-    @classmethod
-    def _env_without_secrets(cls, env: dict[str, str]) -> dict[str, str]:
-        require_no_secret_value(env)
-        return env
-
-    def texts(self) -> tuple[str, ...]:
-        """Everything in which a placeholder may stand."""
-        return (*self.argv, *self.env.values(), *((self.cwd,) if self.cwd else ()))
-
-
-class ArmService(Command):
-    """A service that an arm boots; both arms boot the same ones, in order.
-
-    Attributes:
-        name: Unique in the plan.
-        ports: Ports it listens on, on each of its hosts.
-        boot_order: Lower boots earlier; teardown goes the other way.
-        stop_s: Bound of its stop at teardown.
-        probe: Proves that it serves; its url and body are templates.
-    """
-
-    name: Name
-    ports: tuple[Port, ...] = ()
-    boot_order: Annotated[int, Field(ge=0, le=1000)] = 0
-    stop_s: Annotated[int, Field(ge=1, le=600)] = 10
-    probe: Probe | None = None
-
-    def texts(self) -> tuple[str, ...]:
-        """Everything in which a placeholder may stand."""
-        return (*super().texts(), *((self.probe.url, self.probe.body) if self.probe else ()))
-
-
-class Program(Command):
-    """A program that runs once, to its end, and writes an observation."""
-
-    timeout_s: Bound
 
 
 class Arm(Strict):
@@ -308,6 +247,7 @@ class WindowPlan(Strict):
     pair_qualify: Program | None = None
     load: Load | None = None
     comparison: ComparisonPlan | None = None
+    measurements: tuple[Measurement, ...] = ()
     step_bounds_s: dict[StepKind, Bound]
     required_evidence: tuple[RequiredEvidence, ...] = ()
 
@@ -336,9 +276,9 @@ class WindowPlan(Strict):
         }
         has_arms = any(self.holds.values())
         if has_arms != (self.purpose is Purpose.CAMPAIGN):
-            raise FieldsError(
-                ("purpose", "holds"), "arms in the holds of a campaign, and none in those of a first-hold"
-            )
+            raise FieldsError(("purpose", "holds"), "arms in the holds of a campaign, and in those of no other plan")
+        if bool(self.measurements) != (self.purpose is Purpose.MEASUREMENT):
+            raise FieldsError(("purpose", "measurements"), "measurements in a measurement plan, and in no other")
         for name, part in parts.items():
             if (part is None) == has_arms:
                 wanted = "a" if has_arms else "no"
@@ -365,6 +305,18 @@ class WindowPlan(Strict):
         return self
 
     @model_validator(mode="after")
+    def _measurements_fit(self) -> Self:
+        names = [measurement.name for measurement in self.measurements]
+        if len(set(names)) != len(names):
+            raise FieldsError(("measurements",), f"distinct names, found {', '.join(names)}")
+        for measurement in self.measurements:
+            require_known(measurement.texts())
+            if measurement.timeout_s > self.step_bounds_s[StepKind.MEASURE]:
+                fields = (f"measurements.{measurement.name}.timeout_s", "step_bounds_s.measure")
+                raise FieldsError(fields, "a timeout_s of at most the bound of 'measure'")
+        return self
+
+    @model_validator(mode="after")
     def _placeholders_are_known(self) -> Self:
         if self.arms is not None and self.load is not None and self.pair_qualify is not None:
             names = [service.name for service in self.services]
@@ -379,7 +331,7 @@ class WindowPlan(Strict):
     def step_kinds(self) -> tuple[StepKind, ...]:
         """Kinds of step this plan uses that need a bound, in order."""
         arm = (StepKind.PAIR_QUALIFY, *ARM_STEPS) if any(self.holds.values()) else ()
-        return (*OPENING_STEPS, *arm)
+        return (*OPENING_STEPS, *arm, *((StepKind.MEASURE,) if self.measurements else ()))
 
     def hold_numbers(self) -> tuple[int, ...]:
         """Numbers of the holds, from 1."""

@@ -151,3 +151,50 @@ def test_the_guards_keep_a_head_that_a_rewritten_store_does_not_have(bench: Benc
     # And whoever accepted it before remembers, on this account.
     code, document, _ = bench("receipts", "verify", str(store), "--state", str(bench.folder / "marks"))
     assert (code, [finding["code"] for finding in document["findings"]]) == (60, ["rollback"])
+
+
+def measurement_plan(bench: Bench, *programs: tuple[str, list[str]]) -> Path:
+    """The first hold's plan with programs in it."""
+    document = tomlkit.parse(bench.plan.read_text()).unwrap()
+    document |= {"name": "measure", "purpose": "measurement"}
+    document["step_bounds_s"]["measure"] = 60
+    document["measurements"] = [
+        {"name": name, "role": "drafter", "argv": ["{python}", *argv], "timeout_s": 60} for name, argv in programs
+    ]
+    path = bench.folder / "measure.toml"
+    path.write_text(tomlkit.dumps(document))
+    return path
+
+
+def test_a_measurement_hold_leaves_a_receipt_of_each_program(bench: Bench) -> None:
+    """Red when a program runs without the hold's proof, or what it observed becomes no receipt with the hold's place."""
+    plan = measurement_plan(bench, ("pair", ["-m", "remote_dspark.qualify.pair", "--require-hold"]))
+    assert bench.on_site("doctor")[0] in (0, 10)
+    code, _, said = bench.campaign("--plan", str(plan))
+    assert code == 10, "its own bounds need a first hold"
+    assert "has no measured budget evidence" in said
+    assert bench.campaign()[0] == 0
+    code, document, said = bench.campaign("--plan", str(plan))
+    assert code == 0, said
+    assert document["admissions"][0]["result"] == "ADMITTED"
+    (pair,) = [row for row in bench.receipts() if row["kind"] == "pair-qualification"]
+    assert pair["evidence"] == "EMULATED"
+    assert pair["verdict"] == "PASS"
+    assert [row["kind"] for row in bench.receipts()].count("budget") == 2
+
+
+def test_a_measurement_that_fails_ends_the_hold_and_runs_nothing_after_it(bench: Bench) -> None:
+    """Red when a program that exits 3, or says nothing, counts as measured."""
+    mark = bench.folder / "ran"
+    plan = measurement_plan(
+        bench, ("bad", ["-c", "raise SystemExit(3)"]), ("later", ["-c", f"open({str(mark)!r}, 'w')"])
+    )
+    assert bench.on_site("doctor")[0] in (0, 10)
+    assert bench.campaign()[0] == 0
+    code, _, said = bench.campaign("--plan", str(plan))
+    assert code == 30, said
+    assert "bad did not pass" in said
+    assert not mark.exists()
+    kinds = [row["kind"] for row in bench.receipts()]
+    assert "worker-measurement" not in kinds
+    assert bench.on_site("hold", "status", key=None)[0] == 0

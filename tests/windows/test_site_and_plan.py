@@ -136,6 +136,29 @@ def test_a_first_hold_has_no_arms() -> None:
     assert "no 'comparison' in a first-hold plan" in text
 
 
+def measurement_document() -> dict[str, Any]:
+    program = {"name": "worker", "role": "drafter", "argv": ["{python}", "-m", "measure"], "timeout_s": 60}
+    bounds = {**first_hold_document()["step_bounds_s"], "measure": 90}
+    return {**first_hold_document(), "purpose": "measurement", "measurements": [program], "step_bounds_s": bounds}
+
+
+def test_a_measurement_plan_runs_its_programs_and_nothing_else() -> None:
+    plan = parse_plan(measurement_document())
+    assert plan.step_kinds()[-1] is StepKind.MEASURE
+    program = measurement_document()["measurements"][0]
+    cases = {
+        "distinct names": {"measurements": [program, program]},
+        "at most the bound of 'measure'": {"measurements": [{**program, "timeout_s": 91}]},
+        "measurements in a measurement plan": {"measurements": []},
+        "step_bounds_s for measure": {"step_bounds_s": first_hold_document()["step_bounds_s"]},
+        "no 'comparison'": {"comparison": plan_document()["comparison"]},
+        "{nobody}": {"measurements": [{**program, "argv": ["{nobody}"]}]},
+    }
+    for wanted, change in cases.items():
+        assert wanted in refusal({**measurement_document(), **change}, "plan"), wanted
+    assert "in no other" in refusal({**measurement_document(), "purpose": "first-hold"}, "plan")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -231,7 +254,7 @@ def test_balanced_designs_are_accepted(orders: list[tuple[str, ...]]) -> None:
 
 def test_every_step_kind_of_a_campaign_has_a_place() -> None:
     plan = parse_plan(plan_document())
-    assert set(plan.step_kinds()) | {StepKind.RESTORE, StepKind.CLOSE} == set(StepKind)
+    assert set(plan.step_kinds()) | {StepKind.RESTORE, StepKind.CLOSE, StepKind.MEASURE} == set(StepKind)
     assert [m for m in PrimaryMetric if not m.is_higher_better] == [
         PrimaryMetric.FIRST_TOKEN_P50,
         PrimaryMetric.INTER_TOKEN_P50,
