@@ -167,7 +167,7 @@ def measurement_plan(bench: Bench, *programs: tuple[str, list[str]]) -> Path:
 
 
 def test_a_measurement_hold_leaves_a_receipt_of_each_program(bench: Bench) -> None:
-    """Red when a program runs without the hold's proof, or what it observed becomes no receipt with the hold's place."""
+    """Red when a program runs without the hold's proof, or what it observed becomes no receipt."""
     plan = measurement_plan(bench, ("pair", ["-m", "remote_dspark.qualify.pair", "--require-hold"]))
     assert bench.on_site("doctor")[0] in (0, 10)
     code, _, said = bench.campaign("--plan", str(plan))
