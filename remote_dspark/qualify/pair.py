@@ -3,7 +3,8 @@
 ``python -m remote_dspark.qualify.pair [--output DIR] [--require-hold]`` emulates the pair on a CPU: two processes over
 shared memory run the protocol of the physical pair (packed candidates, epochs, bounded waits, acknowledgement, sticky
 errors) with the reference arithmetic. What it cannot show: weak-memory ordering, speed, the GPU kernels.
-``--physical`` runs the kernels on two CUDA devices instead (`pair_physical`); a hold must have locked both. Exit 0 means "observed", never "passed".
+``--physical`` runs the kernels on two CUDA devices instead (`pair_physical`); a hold must have locked both.
+Exit 0 means "observed", never "passed".
 """
 
 from __future__ import annotations
