@@ -23,8 +23,8 @@ p { margin: .4rem 0; max-width: 60rem; } .note { color: #4a4a4a; }
 table { border-collapse: collapse; width: 100%; font-size: .85rem; margin: .5rem 0 1rem; }
 caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { text-align: left; vertical-align: top; padding: .25rem .6rem .25rem 0; border-bottom: 1px solid #c8c8c8;
-  overflow-wrap: anywhere; } th { border-bottom-color: #1a1a1a; }
-code, .digest { font: .8rem/1.4 ui-monospace, monospace; }
+  overflow-wrap: break-word; max-width: 16rem; } th { border-bottom-color: #1a1a1a; }
+code, .digest { overflow-wrap: anywhere; font: .8rem/1.4 ui-monospace, monospace; }
 .verdict { font-weight: 700; padding: .05rem .45rem; border-radius: .2rem; border: 2px solid; white-space: nowrap; }
 .good { color: #0b5a2a; border-color: #0b5a2a; } .bad { color: #a11212; border-color: #a11212; background: #fff3f2; }
 .unknown { color: #6b4500; border-color: #6b4500; background: #fff9e8; }

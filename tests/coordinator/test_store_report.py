@@ -163,3 +163,24 @@ def test_a_browser_shows_it_as_text(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)" in done.stdout
     assert "<script" not in done.stdout
     assert done.stdout.count("<svg") == 3
+
+
+@pytest.mark.hosts
+def test_it_prints_and_needs_no_script(tmp_path: Path) -> None:
+    """Red when the page has less to show without scripts, or a part of it does not reach the paper."""
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "scripts/install-debian-packages installs chromium"
+    path, pdf = tmp_path / "report.html", tmp_path / "report.pdf"
+    path.write_text(made(hostile_log()))
+    shots = []
+    for name, options in (("with", []), ("without", ["--disable-javascript"])):
+        shot = tmp_path / f"{name}.png"
+        browser = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / name}"]
+        argv = [*browser, *options, f"--screenshot={shot}", "--window-size=720,3000", f"file://{path}"]
+        subprocess.run(argv, capture_output=True, check=True, timeout=100)
+        shots.append(shot.read_bytes())
+    assert shots[0] == shots[1]
+    argv = [*browser, f"--print-to-pdf={pdf}", "--no-pdf-header-footer", f"file://{path}"]
+    subprocess.run(argv, capture_output=True, check=True, timeout=100)
+    num_pages = len(re.findall(rb"/Type\s*/Page\b", pdf.read_bytes()))
+    assert 3 <= num_pages <= 40
