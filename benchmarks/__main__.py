@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-MODULES = ("oracle", "wire", "receipts", "coordinator")
+MODULES = ("oracle", "wire", "receipts", "coordinator", "hold_hosts")
 COLUMNS = ("name", "value", "unit", "goal", "met", "peer", "ratio")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.hosts.estate import OP
 from tests.hosts.lab import Lab, why_not
 from tests.hosts.part import BOX_S, VARIABLE, choose, resolve
 from tests.hosts.trio import Trio
@@ -102,6 +103,14 @@ def trio(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[T
 def bare(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
     """The same without a service manager on the hosts: production is a process of the guard's."""
     yield from _trio(Trio(lab, tmp_path, is_bare=True), request)
+
+
+@pytest.fixture
+def users(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
+    """The same as an ordinary user's production: units of the user's own manager, and nobody logs in as root."""
+    if not Path(OP.python).exists():
+        pytest.skip(f"NOT RUN: an ordinary user needs {OP.python}")
+    yield from _trio(Trio(lab, tmp_path, owner=OP), request)
 
 
 @pytest.hookimpl(wrapper=True)

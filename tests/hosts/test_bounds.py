@@ -42,7 +42,7 @@ def test_the_dead_man_is_on_time(trio: Trio) -> None:
 
 def test_what_a_hold_costs_beside_its_services(trio: Trio) -> None:
     """Red when lease to close on three hosts takes six seconds of our own."""
-    trio.prepare(orphan_after_s=20, bound_s=80)
+    trio.prepare(orphan_after_s=20, bound_s=110)
     found = []
     for _ in range(NUM_HOLDS):
         driver = trio.drive()

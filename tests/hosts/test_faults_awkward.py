@@ -12,7 +12,7 @@ from tests.hosts.trio import NAMES, Trio
 @pytest.mark.parametrize("stage", ["note:all-leased", "note:all-held", "intent:restore:h1"])
 def test_the_guard_is_upgraded_while_held(stage: str, trio: Trio) -> None:
     """Red when another guard version takes over an open hold, or its presence ends one."""
-    driver = reach(trio, stage, orphan_after_s=20, bound_s=80)
+    driver = reach(trio, stage, orphan_after_s=20, bound_s=110)
     machine = trio.machines[1]
     (old,) = machine.path(f"{STATE}/bin").glob("guard-*.pyz")
     trio.tainted = True  # the other version stays beside the first

@@ -34,7 +34,7 @@ def test_bare_coordinator_killed(stage: str, how: str, bare: Trio) -> None:
 @pytest.mark.parametrize("stage", ["note:all-leased", *TOUCHED])
 def test_bare_whole_hold_after_the_link_was_cut_for_a_moment(stage: str, bare: Trio) -> None:
     """Red when the death of the SSH session takes the guard's background programs along."""
-    driver = reach(bare, stage, orphan_after_s=20, bound_s=80)
+    driver = reach(bare, stage, orphan_after_s=20, bound_s=110)
     for machine in bare.machines:
         kill_all(pids_of_role(machine, "sshd"))
     driver.go()
@@ -44,7 +44,7 @@ def test_bare_whole_hold_after_the_link_was_cut_for_a_moment(stage: str, bare: T
 @pytest.mark.parametrize("stage", ["outcome:arm:b1", *TOUCHED])
 def test_bare_dead_man_killed_and_the_coordinator_goes_on(stage: str, bare: Trio) -> None:
     """Red when a dead-man's death costs a hold that has a living holder."""
-    driver = reach(bare, stage, orphan_after_s=20, bound_s=80)
+    driver = reach(bare, stage, orphan_after_s=20, bound_s=110)
     for machine in bare.machines:
         kill_all(pids_of_role(machine, "deadman"))
     driver.go()

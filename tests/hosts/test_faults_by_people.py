@@ -15,7 +15,7 @@ from tests.hosts.trio import Trio
 @pytest.mark.parametrize("stage", STAGES[:-1])
 def test_a_second_coordinator_is_refused(stage: str, trio: Trio) -> None:
     """Red when two coordinators hold one host, or the refused one disturbs the first."""
-    first = reach(trio, stage, orphan_after_s=20, bound_s=80)
+    first = reach(trio, stage, orphan_after_s=20, bound_s=110)
     second = trio.drive(name="second")
     code = second.finish()
     assert code in (10, 11, 50), second.log.read_text()
@@ -27,7 +27,7 @@ def test_a_second_coordinator_is_refused(stage: str, trio: Trio) -> None:
 @pytest.mark.parametrize("attempt", range(6))
 def test_two_coordinators_race(attempt: int, trio: Trio) -> None:
     """Red when both get a host, or neither can ever."""
-    trio.prepare(orphan_after_s=20, bound_s=80)
+    trio.prepare(orphan_after_s=20, bound_s=110)
     drivers = [trio.drive(name="racer") for _ in range(2)]
     codes = sorted(driver.finish() or 0 for driver in drivers)
     assert set(codes) <= {0, 11, 10}, [driver.log.read_text() for driver in drivers]
@@ -39,7 +39,7 @@ def test_two_coordinators_race(attempt: int, trio: Trio) -> None:
 @pytest.mark.parametrize("stage", ["note:all-leased", "note:all-snapshot", "note:all-held", "outcome:run:h1"])
 def test_broken_and_acquired_again(stage: str, trio: Trio) -> None:
     """Red when a broken hold's coordinator acts on the next one's hosts."""
-    first = reach(trio, stage, orphan_after_s=20, bound_s=80)
+    first = reach(trio, stage, orphan_after_s=20, bound_s=110)
     assert trio.recover(first.hold_id, "break") == 0
     in_debt = any(trio.status(machine)["in_debt"] for machine in trio.machines)
     if in_debt:

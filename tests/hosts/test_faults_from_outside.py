@@ -57,7 +57,7 @@ def test_link_cut_around_a_remote_action(verb: str, moment: str, name: str, trio
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_cut_is_only_a_delay(name: str, trio: Trio) -> None:
     """Red when a link that comes back in time ends a hold."""
-    driver = reach(trio, "note:all-held", orphan_after_s=20, bound_s=70)
+    driver = reach(trio, "note:all-held", orphan_after_s=20, bound_s=110)
     machine = host_of(trio, name)
     machine.cut()
     driver.go()

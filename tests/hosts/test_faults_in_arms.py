@@ -54,7 +54,7 @@ def take_device(machine: Machine) -> bool:
 @pytest.mark.parametrize("stage", ["note:all-leased", "note:all-held", "outcome:run:h2"])
 def test_a_foreign_process_wants_a_held_device(stage: str, name: str, trio: Trio) -> None:
     """Red when somebody else gets the device of a living hold, or trying disturbs it."""
-    driver = reach(trio, stage, orphan_after_s=20, bound_s=80)
+    driver = reach(trio, stage, orphan_after_s=20, bound_s=110)
     assert not take_device(host_of(trio, name))
     driver.go()
     assert conclude(trio, driver) == 0

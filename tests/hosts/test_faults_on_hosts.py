@@ -75,7 +75,7 @@ def test_the_disk_is_full_and_the_coordinator_dead(stage: str, how: str, trio: T
 @pytest.mark.parametrize("stage", ["note:all-leased", "note:all-held", "intent:restore:h1"])
 def test_recover_by_another_version_on_a_full_disk(stage: str, how: str, trio: Trio) -> None:
     """Red when ending a hold begins with an upload that a full disk refuses."""
-    driver = reach(trio, stage, orphan_after_s=30, bound_s=90)
+    driver = reach(trio, stage, orphan_after_s=30, bound_s=110)
     machine = trio.machines[1]
     trio.tainted = True  # the guard that opened the hold is not the one of this installation any more
     become_older(machine)

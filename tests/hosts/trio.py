@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from coordinator.errors import CoordinatorError
 from coordinator.hold_commands import end_hold
 from coordinator.journal import read_journal
 from coordinator.rehearsal_site import write_toml
-from tests.hosts.estate import LOOK, PYTHON, STATE, TRACES, WORK, fill_disk, plan_document, web, worker
+from tests.hosts.estate import OP, ROOT, WORK, Owner, fill_disk, fill_user_disk, plan_document, web, worker
 from tests.hosts.lab import Lab
 from tests.hosts.machine import LabError, Machine, start_ticks, wait_for
 from windows.guard.framing import parse_reply
@@ -31,6 +32,7 @@ Json = dict[str, Any]
 
 NAMES = ("h0", "h1", "h2")
 BARE_NAMES = ("b0", "b1", "b2")
+USER_NAMES = ("u0", "u1", "u2")
 
 RESTORED_CODES = frozenset({0, 10, 11, 20, 22, 30, 33, 130})
 """Exit codes that promise: production is back, or was never touched."""
@@ -100,10 +102,12 @@ class Driver:
 class Trio:
     """The three hosts in one test."""
 
-    def __init__(self, lab: Lab, folder: Path, *, is_bare: bool = False) -> None:
+    def __init__(self, lab: Lab, folder: Path, *, owner: Owner = ROOT, is_bare: bool = False) -> None:
         self.folder = folder
-        names = BARE_NAMES if is_bare else NAMES
-        self.machines = lab.machines_named(*names, image=fill_disk, is_bare=is_bare)
+        self.owner = owner
+        names = BARE_NAMES if is_bare else USER_NAMES if owner is OP else NAMES
+        image = fill_user_disk if owner is OP else fill_disk
+        self.machines = lab.machines_named(*names, image=image, is_bare=is_bare)
         self.services = ("worker",) if is_bare else ("web", "worker")
         self.drivers: list[Driver] = []
         self.extra: dict[str, Json] = {}
@@ -119,6 +123,9 @@ class Trio:
         """Production up on every host, site and plan written."""
         for machine in self.machines:
             machine.heal()
+            if self.owner is OP:
+                # a user's manager starts after sshd greets
+                wait_for(partial(self._serves_web, machine), 30, f"{machine.name}: the user's units are up")
         hosts = [self._host(machine, mode) for machine in self.machines]
         site = {"schema": "coordinator/site/v1", "name": "trio", "memory_tolerance_bytes": 1 << 40, "hosts": hosts}
         write_toml(self.folder / "site.toml", {**site, **self.extra.get("site", {})})
@@ -137,23 +144,26 @@ class Trio:
             for service in self.services:
                 assert f"served by {service}" in self._before[machine.name], self._before[machine.name]
 
+    def _serves_web(self, machine: Machine) -> bool:
+        return "served by web" in self.look(machine)
+
     def _host(self, machine: Machine, mode: str) -> Json:
         kind, body = machine.host_key
         return {
             "name": machine.name,
             "transport": "ssh",
             "address": machine.address,
-            "user": "root",
+            "user": self.owner.user,
             "host_key": {"type": kind, "base64": body},
             "identity_file": str(machine.identity),
-            "python": PYTHON,
-            "state_dir": STATE,
+            "python": self.owner.python,
+            "state_dir": self.owner.state,
             "work_dir": WORK,
             "roles": ["target", "drafter"],
             "devices": ["cpu0"],
             "services": [
                 {**document, **self.extra.get(document["name"], {})}
-                for document in (web(), worker(mode))
+                for document in (web(self.owner), worker(self.owner, mode))
                 if document["name"] in self.services
             ],
         }
@@ -178,9 +188,10 @@ class Trio:
 
     def ask(self, machine: Machine, verb: str, args: Json | None = None, claim: Json | None = None) -> Json:
         """One guard call on the host itself, whatever its link does."""
-        archive = sorted(machine.path(f"{STATE}/bin").glob("guard-*.pyz"))[0].name
+        state = self.owner.state
+        archive = sorted(machine.path(f"{state}/bin").glob("guard-*.pyz"))[0].name
         request = {"protocol": 1, "verb": verb, "op": secrets.token_hex(8), "claim": claim, "args": args or {}}
-        argv = [PYTHON, "-I", f"{STATE}/bin/{archive}", "--state", STATE]
+        argv = [*self.owner.enter, self.owner.python, "-I", f"{state}/bin/{archive}", "--state", state]
         reply = parse_reply(machine.inside(*argv, stdin=json.dumps(request).encode()).encode())
         if not reply["ok"]:
             raise LabError(f"{machine.name}: {verb}: {reply['error']}")
@@ -193,7 +204,7 @@ class Trio:
 
     def events(self, machine: Machine) -> list[Json]:
         """The guard's log of this host, read from its disk by the guard's own reader: a full disk tears lines."""
-        log, found = State(str(machine.path(STATE))), list[Json]()
+        log, found = State(str(machine.path(self.owner.state))), list[Json]()
         while page := log.events(len(found)):
             found += page
         return found
@@ -201,9 +212,9 @@ class Trio:
     def is_settled(self, machine: Machine) -> bool:
         """No open record and no debt, or degraded; read from the disk, so that waiting costs the host nothing."""
         try:
-            record = json.loads(machine.path(f"{STATE}/record.json").read_text())
+            record = json.loads(machine.path(f"{self.owner.state}/record.json").read_text())
         except (FileNotFoundError, ValueError):
-            return not machine.path(f"{STATE}.debt/debt.json").exists()
+            return not machine.path(f"{self.owner.state}.debt/debt.json").exists()
         # After a reboot nothing waits with a hold that stopped nothing: the next call finds it void and ends it.
         return record["state"] == "degraded" or (
             self.num_boots[machine.name] > 0 and self.status(machine)["state"] == "free"
@@ -211,11 +222,11 @@ class Trio:
 
     def look(self, machine: Machine) -> str:
         """Production as text."""
-        return machine.inside("bash", "-c", LOOK, check=False)
+        return machine.inside(*self.owner.enter, "bash", "-c", self.owner.look(), check=False)
 
     def traces(self, machine: Machine) -> str:
         """What the guard still has on the host beside its state folder."""
-        return machine.inside("bash", "-c", TRACES, check=False)
+        return machine.inside(*self.owner.enter, "bash", "-c", self.owner.traces(), check=False)
 
     def starts(self, machine: Machine) -> Counter[str]:
         """How often each service was started on this disk."""
