@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROOFS = ("oracle", "wire", "receipts")
+PROOFS = ("oracle", "wire", "receipts", "store")
 TIME_BOX_ENDED = 3
 
 
