@@ -245,5 +245,9 @@ def result_word(token, ids, tickets, R: tl.constexpr):
     mixed = (ids.to(tl.uint32) * 0x9E3779B1) ^ tickets.to(tl.uint32)
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D
     mixed = (mixed ^ (mixed >> 12)) * 0x297A2D39
-    digest = row_sum((mixed ^ (mixed >> 15)).to(tl.int32), R)
-    return (token.to(tl.int64) & 0xFFFFFFFF) | (digest.to(tl.int64) << 32)
+    mixed = mixed ^ (mixed >> 15)
+    # the sum of all words, in two parts that cannot overflow
+    low = row_sum((mixed & 0xFFFF).to(tl.int32), R)
+    high = row_sum((mixed >> 16).to(tl.int32), R)
+    digest = (high.to(tl.int64) << 16) + low
+    return (token.to(tl.int64) & 0xFFFFFFFF) | (digest << 32)
