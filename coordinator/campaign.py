@@ -39,6 +39,7 @@ from coordinator.render import Reporter
 from coordinator.session import HostSession
 from coordinator.signals import InterruptFlag
 from coordinator.store import ReceiptId, Signer, Store
+from coordinator.store_verify import read_signers
 from coordinator.trial import measure_steps
 from coordinator.window import Window
 from receipts import bodies
@@ -166,9 +167,9 @@ class Campaign:
         """Evaluate the final stage of a policy over the store and write the admission receipt."""
         return admit_store(self.writer, policy_path(request.policy), request=request)
 
-    def verify_store(self, result: CampaignResult) -> None:
-        """Verify what was written, as a stranger would."""
-        result.verified = verify_store(self.writer.store.path)
+    def verify_store(self, result: CampaignResult, signers: Path | None = None) -> None:
+        """Verify what was written, as a stranger would who knows the allowed signers."""
+        result.verified = verify_store(self.writer.store.path, read_signers(signers))
 
     def hold_open(self, number: int, reason: str) -> HoldResult:
         """One hold by hand: held until a signal, the deadline or a loss."""

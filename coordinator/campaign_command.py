@@ -58,7 +58,7 @@ def run_campaign_command(site: Path, plan: Path, request: AdmitRequest, *, json:
             result.holds += campaign.holds
         if not has_arms or result.comparison is not None:
             result.admissions.append(campaign.admit(asked))
-        campaign.verify_store(result)
+        campaign.verify_store(result, asked.signers)
     is_denied = any(not admission.is_admitted for admission in result.admissions)
     # What the comparison says is worth more than that a policy denies for it.
     code = ExitCode.GATE_FAILED if is_denied and result.exit_code is ExitCode.DONE else result.exit_code
@@ -119,8 +119,7 @@ def _opened(
     with refusals_kept(writer, "campaign", "hosts"):
         sessions = stack.enter_context(open_sessions(compiled.site, clock))
         require_free(sessions, site, store)
-    for session in sessions:
-        stage_programs(session)
+        stage_programs(sessions, has_arms=compiled.plan.arms is not None)
     load = compiled.plan.load
     campaign = open_campaign(
         compiled,

@@ -76,6 +76,7 @@ def test_a_first_hold_signed_from_preflight_to_admission(bench: Bench) -> None:
     assert "policy.pin" in {row["field"] for row in admission["rows"]}
     kinds = [row["kind"] for row in bench.receipts()]
     assert kinds.count("admission") == 2
+    assert document["receipts"]["num_signed"] == len(kinds)
     code, verified, _ = bench("receipts", "verify", str(bench.folder / "store"), "--signers",
                               str(bench.folder / "signers.toml"), "--state", str(bench.folder / "marks"))  # fmt: skip
     assert (code, verified["num_signed"], verified["integrity_only"]) == (0, len(kinds), False)
