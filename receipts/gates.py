@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from receipts import bodies
 from receipts.errors import ReceiptError
@@ -17,6 +17,10 @@ from receipts.evidence import age_s
 from receipts.fields import Kind, Outcome, Row
 from receipts.findings import LogReport, Verified
 from receipts.policy import Policy, Requirement, Stage
+from receipts.verdict import is_stronger
+
+_VERDICT_OF: Final = {"INCONCLUSIVE": Outcome.UNKNOWN, "WORSE": Outcome.FAIL}
+"""The verdict that a comparison's outcome alone leads to; every other accepted outcome must be a PASS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,11 @@ class _Table:
             accepted = " or ".join(rule.comparison_outcomes)
             is_accepted = item.comparison in rule.comparison_outcomes and not item.findings
             self.row(f"{name}.outcome", accepted, item.comparison or "none", is_accepted, item.id)
+            # An outcome that is accepted excuses its own part of the verdict and nothing else.
+            bound = _VERDICT_OF.get(item.comparison or "", Outcome.PASS)
+            found = f"{item.outcome.value} {item.reason}".strip()
+            is_sound = not is_stronger(bound, item.outcome)
+            self.row(f"{name}.verdict", f"{bound.value} or better", found, is_sound, item.id)
         else:
             found = f"{item.outcome.value} {item.reason}".strip()
             self.row(f"{name}.verdict", "PASS", found, item.outcome is Outcome.PASS, item.id)

@@ -42,7 +42,7 @@ class Requirement(Block):
         in_closure: Only ancestors of the anchor count, and none may be newer: no mixing, no picking.
         max_age_s: Refuse what ended longer ago than this before ``now``.
         signers: Each role must have signed.
-        comparison_outcomes: For comparisons: these outcomes are accepted, instead of the verdict PASS.
+        comparison_outcomes: For comparisons: these outcomes are accepted; the rest of its verdict must still hold.
         max_total_s: For budgets: the most that steps and reserve may take together.
         measured_budget: For budgets: every step has a measured time.
     """

@@ -419,6 +419,16 @@ def removed_receipt(world: World) -> None:
     world.after = lambda document: document["entries"].pop(3)
 
 
+@poison("the comparison says BETTER, and its own mechanism gate failed: an honest FAIL under an accepted outcome")
+def failed_mechanism(world: World) -> None:
+    world.edit("comparison", comparison(mechanism=rows("A1.mechanism", ok=False)))
+
+
+@poison("the comparison says EQUIVALENT and its command did not end well")
+def comparison_that_crashed(world: World) -> None:
+    world.edit("comparison", comparison(outcome="EQUIVALENT_WITHIN_MARGIN"), exit={"kind": "exited", "code": 30})
+
+
 @poison("the policy is not, byte for byte, the one that the site pins under this name")
 def edited_policy(world: World) -> None:
     world.facts["policy_pins"] = {"live": digest("the reviewed policy")}
