@@ -67,8 +67,7 @@ def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None
             require_free(sessions, files.site, files.store)
             # Only now: a refused rehearsal must not take the name from the run whose receipts a person wants to read.
             point_latest(root / "latest", files.site.parent)
-            for session in sessions:
-                stage_programs(session)
+            stage_programs(sessions, has_arms=True)
             with production(sessions, reporter):
                 result = _campaign(files, sessions, reporter, interrupt, clock)
     if json:

@@ -18,7 +18,7 @@ from coordinator.errors import CoordinatorError
 from coordinator.guard_client import GuardClient, GuardRefusal, Json, as_coordinator_error
 from coordinator.host import Host
 from coordinator.local import LocalHost
-from coordinator.staging import Staged, stage_guard, stage_package
+from coordinator.staging import Staged, require_interpreter, stage_guard, stage_package
 from windows.site import Host as HostSpec
 from windows.site import Site
 
@@ -140,9 +140,19 @@ def open_reachable(site: Site, clock: Clock) -> Iterator[tuple[list[HostSession]
             session.host.close()
 
 
-def stage_programs(session: HostSession) -> None:
-    """Stage ``remote_dspark`` by digest, before any lease."""
-    session.package = stage_package(session.host, session.spec.python, session.spec.work_dir)
+def stage_programs(sessions: Sequence[HostSession], *, has_arms: bool) -> None:
+    """Stage ``remote_dspark`` by digest on all hosts, before any lease; with arms, prove that it can run there.
+
+    Raises:
+        AdmissionRefused: A host's interpreter cannot run what the plan's arms start.
+    """
+
+    def one(session: HostSession) -> None:
+        session.package = stage_package(session.host, session.spec.python, session.spec.work_dir)
+        if has_arms:
+            require_interpreter(session.host, session.spec.python, session.package.path)
+
+    in_parallel(sessions, one)
 
 
 def in_parallel(items: Sequence[T] | tuple[T, ...], action: Callable[[T], R]) -> list[R]:

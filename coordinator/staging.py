@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from coordinator.errors import CoordinatorError
+from coordinator.errors import AdmissionRefused, CoordinatorError
 from coordinator.host import Host, Outcome
 from coordinator.identity import package_root, tree_files
 from windows.guard_archive import build_archive, zip_bytes
@@ -35,6 +35,24 @@ if not os.path.exists(target):
         # Somebody staged the same bytes meanwhile: same digest, same content.
         shutil.rmtree(part)
 print("staged")
+"""
+
+
+NEEDED_MODULES = ("numpy", "xxhash", "torch")
+"""What the programs of an arm import on every host; what only one of them needs, its own start says."""
+
+_CHECK = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+if sys.version_info < (3, 11):
+    sys.exit("Python %d.%d, expected 3.11 or newer" % sys.version_info[:2])
+for name in sys.argv[2:]:
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        sys.exit("import %s: %s: %s" % (name, type(error).__name__, error))
+    if name == "remote_dspark" and not module.__file__.startswith(sys.argv[1]):
+        sys.exit("import remote_dspark: found %s, expected the staged one" % module.__file__)
 """
 
 
@@ -94,6 +112,26 @@ def stage_package(host: Host, python: str, work_dir: str) -> Staged:
     """Unpack ``remote_dspark`` below the work folder; its parent is what PYTHONPATH names."""
     root = package_root("remote_dspark")
     return stage_tree(host, python, f"{work_dir}/packages", root, tree_files(root), prefix="remote_dspark")
+
+
+def require_interpreter(host: Host, python: str, package: str) -> None:
+    """The host's interpreter imports the staged package and what it needs, before anything is held.
+
+    Raises:
+        AdmissionRefused: It does not; names the module, or the version.
+    """
+    argv = [python, "-I", "-c", _CHECK, package, "remote_dspark", *NEEDED_MODULES]
+    result = host.run(argv, timeout_s=180)
+    if result.outcome is Outcome.EXITED and result.code == 0:
+        return
+    said = result.stderr[-400:].decode("utf-8", "replace").strip().splitlines()
+    raise AdmissionRefused(
+        f"{python} on {host.name} cannot run the plan's programs; nothing was touched",
+        where=host.name,
+        expected=f"Python 3.11 or newer with {', '.join(NEEDED_MODULES)}",
+        found=said[-1] if said else f"{result.outcome.value} {result.code}",
+        next_step="install it into that interpreter, or name another one as `python` in the site file",
+    )
 
 
 def stage_tree(host: Host, python: str, folder: str, root: Path, files: list[Path], *, prefix: str = "") -> Staged:
