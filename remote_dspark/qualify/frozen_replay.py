@@ -25,6 +25,7 @@ from remote_dspark.observe import ObserveError, Recorder, output_folder
 from remote_dspark.oracle.philox import Key, derive_key, proposal_draw
 from remote_dspark.oracle.tickets import draw_token
 from remote_dspark.qualify.hold import prove_hold
+from remote_dspark.qualify.worker_client import compute_of, read_status
 from remote_dspark.wire.capture import read_capture, replay_capture
 from remote_dspark.wire.client import DrafterClient
 from remote_dspark.wire.errors import ProtocolError
@@ -153,6 +154,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PROGRAM)
     parser.add_argument("--trace", type=Path, required=True)
     parser.add_argument("--address", required=True, help="host:port or unix:/path of the running worker")
+    parser.add_argument("--status", help="host:port of the worker's /identity; says where its numbers come from")
     parser.add_argument("--timeout-s", type=float, default=10.0)
     parser.add_argument("--output", help="folder of the observation; DSPARK_OUTPUT_DIR inside a hold")
     parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
@@ -165,6 +167,10 @@ def main(argv: list[str]) -> int:
         recorder = Recorder(
             ObservationKind.FROZEN_REPLAY, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold
         )
+        if args.status:
+            identity = read_status(args.status, "/identity", args.timeout_s)
+            recorder.compute = compute_of(identity)
+            recorder.label("worker.device", str(identity.get("device", "")))
         recorder.label("trace_sha256", hashlib.sha256(data).hexdigest())
         return _observe(args.address, args.timeout_s, trace, recorder)
     except (ObserveError, OSError) as cause:

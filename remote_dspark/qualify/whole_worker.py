@@ -1,9 +1,9 @@
 """Measure a whole worker: ``python -m remote_dspark.qualify.whole_worker --config whole_worker.toml``.
 
 From the moment a block's request is handed to the wire until its reply is validated and complete, by batch, depth and
-kind of row, against a running worker, as a verifier sees it. Beside the times: every sampled token is the oracle's draw
-from the q that came with it, and a request's proposal does not depend on its neighbours. Raw samples in ns; exit 0
-means "observed".
+kind of row, against a running worker, as a verifier sees it; with the worker's status address also its parts, which
+the worker measures itself. Beside the times: every sampled token is the oracle's draw from the q that came with it, and
+a request's proposal does not depend on its neighbours. Raw samples in ns; exit 0 means "observed".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remote_dspark.observe import ObserveError, Recorder, output_folder
 from remote_dspark.oracle.philox import derive_key, proposal_draw
 from remote_dspark.oracle.tickets import draw_token
 from remote_dspark.qualify.hold import prove_hold
-from remote_dspark.qualify.worker_client import ProbeSeat, WorkerProbe, build_hello
+from remote_dspark.qualify.worker_client import ProbeSeat, WorkerProbe, build_hello, compute_of, read_status
 from remote_dspark.qualify.worker_config import ProbeConfig, load_probe_config
 from remote_dspark.wire.errors import ProtocolError
 from remote_dspark.wire.kinds import RowKind
@@ -47,11 +47,11 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     try:
         if args.physical:
-            raise ObserveError("--physical: expected a worker on two CUDA devices, this program measures CPU workers")
+            raise ObserveError("--physical: expected a worker on two CUDA devices, this program measures solo ones")
         config = load_probe_config(args.config)
         folder = output_folder(args.output, os.environ)
         hold = prove_hold(os.environ, required=args.require_hold)
-        hello = build_hello(config.paths, config.mode, config.q_semantics, max(config.depths), max(config.batches))
+        hello = build_hello(config.source, config.mode, config.q_semantics, max(config.depths), max(config.batches))
         recorder = Recorder(
             ObservationKind.WHOLE_WORKER, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold
         )
@@ -67,13 +67,18 @@ def _observe(config: ProbeConfig, hello: Hello, recorder: Recorder) -> int:
     recorder.label("draft_sha256", hello.draft_sha256.hex())
     recorder.label("target_sha256", hello.target_sha256.hex())
     recorder.label("q_semantics", config.q_semantics)
+    if config.status is not None:
+        identity = read_status(config.status, "/identity", config.timeout_s)
+        recorder.compute = compute_of(identity)
+        for name in ("device", "dtype", "weights", "source_sha256", "config_sha256"):
+            recorder.label(f"worker.{name}", str(identity.get(name, "")))
     for name in ("context", "repetitions", "warmup", "seed"):
         recorder.value(f"settings.{name}", getattr(config, name))
     probe = WorkerProbe(config.address, hello, config.timeout_s)
     try:
         _measure(config, probe, recorder)
         _check_neighbours(config, hello, probe, recorder)
-    except (ProtocolError, OSError) as cause:
+    except (ProtocolError, ObserveError, OSError) as cause:
         sys.stderr.write(f"whole_worker: {cause}\n")
         recorder.check("worker.complete", expected="every reply validated", found=cause, ok=False)
         return EXIT_INCOMPLETE
@@ -97,10 +102,36 @@ def _measure(config: ProbeConfig, probe: WorkerProbe, recorder: Recorder) -> Non
                 samples, wrong = _rounds(config, probe, seats, depth)
                 probe.close_seats(seats)
                 name = f"{kind}.b{batch}.d{depth}"
-                recorder.samples(f"step.{name}.jsonl", "ns", samples)
-                recorder.value(f"step.{name}.median_ns", int(np.median(samples)))
-                recorder.value(f"step.{name}.max_ns", max(samples))
+                _record_times(recorder, f"step.{name}", samples)
+                if config.status is not None:
+                    _record_parts(config, recorder, name, samples)
                 recorder.check(f"step.{name}.draws", expected=0, found=wrong)
+
+
+def _record_times(recorder: Recorder, name: str, samples: list[int]) -> None:
+    """Raw samples, median, 95th and 99th percentile, worst."""
+    recorder.samples(f"{name}.jsonl", "ns", samples)
+    for label, percent in (("median", 50), ("p95", 95), ("p99", 99)):
+        recorder.value(f"{name}.{label}_ns", int(np.percentile(samples, percent, method="higher")))
+    recorder.value(f"{name}.max_ns", max(samples))
+
+
+def _record_parts(config: ProbeConfig, recorder: Recorder, name: str, samples: list[int]) -> None:
+    """The worker's own account of the same steps: nobody else asks it for any, so they are its last ones."""
+    document = read_status(str(config.status), "/timings", config.timeout_s)
+    steps = document.get("steps", [])[-len(samples) :]
+    recorder.samples(f"parts.{name}.jsonl", "mixed", steps)
+    if not recorder.check(f"parts.{name}.steps", expected=len(samples), found=len(steps)):
+        return
+    for part in sorted({key for step in steps for key in step if key.endswith("_ns")}):
+        recorder.value(f"parts.{name}.{part[:-3]}.median_ns", int(np.median([step[part] for step in steps])))
+    host = [
+        whole - step["backbone_ns"] - step["heads_ns"] - step["copy_ns"]
+        for whole, step in zip(samples, steps, strict=True)
+    ]
+    recorder.value(f"parts.{name}.host.median_ns", int(np.median(host)))
+    positions = sum(step["num_requests"] * step["depth"] for step in steps)
+    recorder.value(f"parts.{name}.cached_ppm", sum(step["num_cached"] for step in steps) * PPM // max(positions, 1))
 
 
 def _rounds(config: ProbeConfig, probe: WorkerProbe, seats: list[ProbeSeat], depth: int) -> tuple[list[int], int]:

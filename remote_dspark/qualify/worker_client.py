@@ -6,15 +6,19 @@ depend on their values. Every reply has passed the wire's validation before it g
 
 from __future__ import annotations
 
+import http.client
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from remote_dspark.contract import SUPPORT_K, DraftMode
-from remote_dspark.drafter.config import read_config
+from remote_dspark.contract import SUPPORT_K, ComputeKind, DraftMode
+from remote_dspark.drafter.config import DSparkConfig, read_config
 from remote_dspark.drafter.errors import DrafterError
+from remote_dspark.drafter.shapes import synthetic_config, synthetic_identity
 from remote_dspark.observe import ObserveError, file_digest
 from remote_dspark.target.errors import ModelError
 from remote_dspark.target.identity import checkpoint_digest
@@ -34,22 +38,22 @@ class WorkerPaths:
     tokenizer: Path
 
 
-def build_hello(paths: WorkerPaths, mode: DraftMode, q_semantics: str, depth: int, max_requests: int) -> Hello:
-    """The client's HELLO for a worker that serves these checkpoints.
+def build_hello(source: WorkerPaths | str, mode: DraftMode, q_semantics: str, depth: int, max_requests: int) -> Hello:
+    """The client's HELLO for a worker that serves these checkpoints, or a synthetic shape of this name.
 
     Raises:
         ObserveError: A checkpoint or the tokenizer is missing.
     """
     try:
-        config = read_config(paths.drafter)
+        config, (draft, target, tokenizer) = _identities(source)
         return Hello(
             role=Role.CLIENT,
             draft_mode=mode,
             vocab_size=config.vocab_size,
             dense_width=config.vocab_size,
-            id_map_sha256=bytes.fromhex(file_digest(paths.tokenizer)),
-            draft_sha256=bytes.fromhex(checkpoint_digest(paths.drafter)),
-            target_sha256=bytes.fromhex(checkpoint_digest(paths.target)),
+            id_map_sha256=bytes.fromhex(tokenizer),
+            draft_sha256=bytes.fromhex(draft),
+            target_sha256=bytes.fromhex(target),
             state_row_bytes=config.fused_width * 2,
             q_semantics=q_semantics,
             max_slots=max_requests,
@@ -59,6 +63,46 @@ def build_hello(paths: WorkerPaths, mode: DraftMode, q_semantics: str, depth: in
         )
     except (DrafterError, ModelError, OSError) as cause:
         raise ObserveError(f"worker identity: {cause}") from cause
+
+
+def _identities(source: WorkerPaths | str) -> tuple[DSparkConfig, tuple[str, str, str]]:
+    """Configuration, and digests of drafter, target and tokenizer."""
+    if isinstance(source, str):
+        synthetic = synthetic_identity(source)
+        digests = (synthetic.draft_sha256, synthetic.target_sha256, synthetic.tokenizer_sha256)
+        return synthetic_config(source), digests
+    digests = (checkpoint_digest(source.drafter), checkpoint_digest(source.target), file_digest(source.tokenizer))
+    return read_config(source.drafter), digests
+
+
+def read_status(address: str, path: str, timeout_s: float) -> dict[str, Any]:
+    """A JSON document of a worker's status server.
+
+    Args:
+        address: ``host:port``.
+        path: ``/identity`` or ``/timings``.
+        timeout_s: Bound of the whole call.
+
+    Raises:
+        ObserveError: No answer, or no JSON object.
+    """
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port) if port.isdecimal() else 0, timeout=timeout_s)
+    try:
+        connection.request("GET", path)
+        document = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError) as cause:
+        raise ObserveError(f"worker status {address}{path}: expected a JSON object, found {cause!r}") from cause
+    finally:
+        connection.close()
+    if not isinstance(document, dict):
+        raise ObserveError(f"worker status {address}{path}: expected a JSON object, found {type(document).__name__}")
+    return document
+
+
+def compute_of(identity: dict[str, Any]) -> ComputeKind:
+    """Where a worker's numbers come from, as its ``/identity`` says."""
+    return ComputeKind.CUDA if str(identity.get("device", "")).startswith("cuda") else ComputeKind.CPU
 
 
 @dataclass

@@ -16,6 +16,7 @@ from remote_dspark.contract import (
     Q_SEMANTICS,
     DraftMode,
 )
+from remote_dspark.drafter.shapes import SHAPES
 from remote_dspark.observe import ObserveError
 from remote_dspark.qualify.worker_client import WorkerPaths
 
@@ -28,7 +29,8 @@ class ProbeConfig:
         sha256: Digest of the file.
         address: Of the worker.
         mode: The worker's switch; HELLO refuses another.
-        paths: Checkpoints and tokenizer whose digests HELLO names.
+        source: Where HELLO's digests come from: checkpoints and a tokenizer, or the name of a synthetic shape.
+        status: ``host:port`` of the worker's ``/identity`` and ``/timings``, or None: then its parts stay unknown.
         q_semantics: Ticket allocation.
         depths: Draft depths.
         batches: Requests per STEP.
@@ -42,7 +44,8 @@ class ProbeConfig:
     sha256: str
     address: str
     mode: DraftMode
-    paths: WorkerPaths
+    source: WorkerPaths | str
+    status: str | None
     q_semantics: str
     depths: tuple[int, ...]
     batches: tuple[int, ...]
@@ -65,6 +68,9 @@ class _Fields:
         if found is None or not is_good(found):
             raise ObserveError(f"{self._path}: field {name}: expected {expected}, found {found!r}")
         return found
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._document
 
     def text(self, name: str) -> str:
         return str(self.take(name, "a non-empty string", lambda v: isinstance(v, str) and bool(v)))
@@ -92,6 +98,12 @@ class _Fields:
             raise ObserveError(f"{self._path}: field {name}: not known")
 
 
+def _source(fields: _Fields) -> WorkerPaths | str:
+    if "synthetic" in fields:
+        return fields.choice("synthetic", sorted(SHAPES))
+    return WorkerPaths(fields.folder("drafter"), fields.folder("target"), fields.folder("tokenizer"))
+
+
 def load_probe_config(path: Path) -> ProbeConfig:
     """Read one file; relative paths are relative to it.
 
@@ -108,7 +120,8 @@ def load_probe_config(path: Path) -> ProbeConfig:
         sha256=hashlib.sha256(data).hexdigest(),
         address=fields.text("address"),
         mode=DraftMode(fields.choice("mode", [mode.value for mode in DraftMode])),
-        paths=WorkerPaths(fields.folder("drafter"), fields.folder("target"), fields.folder("tokenizer")),
+        source=_source(fields),
+        status=fields.text("status") if "status" in fields else None,
         q_semantics=fields.choice("q_semantics", list(Q_SEMANTICS), Q_FLOOR_FIRST),
         depths=fields.integers("depths", low, high, [high]),
         batches=fields.integers("batches", 1, most, list(range(1, most + 1))),

@@ -7,6 +7,7 @@ Rules: unknown keys and wrong types refuse, naming file, field, value and expect
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,11 +23,12 @@ from remote_dspark.contract import (
     SUPPORT_K,
     DraftMode,
 )
+from remote_dspark.drafter.shapes import SHAPES
 from remote_dspark.serve.errors import ConfigError
 from remote_dspark.wire.tls import TlsConfig
 
-DEVICES: Final = ("cpu",)
-"""Where this build drafts: the sampled head of the worker is the torch reference."""
+DEVICE: Final = re.compile(r"cpu|cuda(:\d{1,2})?")
+"""Where a worker drafts: the torch reference on the CPU, or captured kernels on one CUDA device."""
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,17 @@ class WorkerConfig:
         path: The file it came from.
         sha256: Digest of that file's bytes, the worker's configuration identity.
         mode: OFF (greedy, ids only) or ON (token and exact q).
+        synthetic: Name of a shape with synthetic weights (`drafter.shapes`), or None; then the folders are not read.
         model: Folder of the drafter checkpoint.
         target: Folder of the target checkpoint it was trained for: hashed for HELLO, never loaded.
         tokenizer: ``tokenizer.json`` whose digest is the id map's identity.
-        device: torch device.
-        dtype: Compute dtype of the backbone, ``float32`` or ``bfloat16``.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        dtype: Compute dtype of the backbone, ``float32`` or ``bfloat16``; a CUDA device computes in ``bfloat16`` only.
         threads: torch intra-op threads.
         listen_address: ``host:port`` or ``unix:/path`` of the wire; port 0 picks one, which is logged.
         metrics_host: Address of ``/health``, ``/metrics`` and ``/identity``.
         metrics_port: Its port; 0 picks one.
+        max_positions: Committed positions of a seat at most; the model's own limit by default (0).
         max_requests: Requests of one STEP, slots of one session, and seats in all.
         depth: Draft tokens per request at most.
         support: Entries of a sampled row.
@@ -61,6 +65,7 @@ class WorkerConfig:
     path: Path
     sha256: str
     mode: DraftMode
+    synthetic: str | None
     model: Path
     target: Path
     tokenizer: Path
@@ -70,6 +75,7 @@ class WorkerConfig:
     listen_address: str
     metrics_host: str
     metrics_port: int
+    max_positions: int
     max_requests: int
     depth: int
     support: int
@@ -101,21 +107,25 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Worker
     root = _Table(path, "", document)
     model, listen, metrics = root.table("model"), root.table("listen"), root.table("metrics")
     limits, tls = root.table("limits", required=False), root.table("tls", required=False)
-    folder = model.path("path")
+    synthetic = model.synthetic()
+    folder = model.path("path") if synthetic is None else path.parent
+    device, dtype = model.device()
     metrics_host, metrics_port = metrics.host_port("address")
     config = WorkerConfig(
         path=path,
         sha256=sha256,
         mode=root.only_mode("modes"),
+        synthetic=synthetic,
         model=folder,
         target=model.path("target", folder.parent / "target"),
         tokenizer=model.path("tokenizer", folder.parent / "tokenizer.json"),
-        device=model.choice("device", list(DEVICES), DEVICES[0]),
-        dtype=model.choice("dtype", ["float32", "bfloat16"], "float32"),
+        device=device,
+        dtype=dtype,
         threads=model.integer("threads", 1, low=1, high=256),
         listen_address=listen.text("address"),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
+        max_positions=limits.integer("max_positions", 0, low=0, high=1 << 24),
         max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
         depth=limits.integer("depth", max(PRODUCTION_DEPTHS), low=min(PRODUCTION_DEPTHS), high=max(PRODUCTION_DEPTHS)),
         support=limits.integer("support", SUPPORT_K, low=SUPPORT_K, high=SUPPORT_K),
@@ -144,6 +154,21 @@ class _Table(ConfigTable):
         if not isinstance(found, list) or len(found) != 1 or found[0] not in allowed:
             self.refuse(key, f"a list of exactly one of {allowed}", found)
         return DraftMode(found[0])
+
+    def synthetic(self) -> str | None:
+        """The name of a synthetic shape, which excludes a checkpoint."""
+        found: str | None = self.take("synthetic", None)
+        if found is not None and found not in SHAPES:
+            self.refuse("synthetic", f"one of {sorted(SHAPES)}", found)
+        return found
+
+    def device(self) -> tuple[str, str]:
+        """Device and compute dtype; a device has one."""
+        device = self.text("device", "cpu")
+        if not DEVICE.fullmatch(device):
+            self.refuse("device", "cpu, cuda or cuda:N", device)
+        allowed = ["float32", "bfloat16"] if device == "cpu" else ["bfloat16"]
+        return device, self.choice("dtype", allowed, allowed[0])
 
     def host_port(self, key: str) -> tuple[str, int]:
         """``host:port``."""

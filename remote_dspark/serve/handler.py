@@ -7,6 +7,7 @@ poisons the worker, because nothing is known about its state any more, and every
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from remote_dspark.drafter.heads import DraftedRows
 from remote_dspark.serve.config import WorkerConfig
 from remote_dspark.serve.health import Health
 from remote_dspark.serve.log import log_event
+from remote_dspark.serve.timings import StepLog
 from remote_dspark.wire.handler import DrafterRefusal
 from remote_dspark.wire.messages import PPM, Cancel, Commit, Open, Reply, Reset, Shard, State, Step
 from remote_dspark.wire.reply import build_reply, greedy_reply
@@ -43,13 +45,22 @@ class WorkerHandler:
         config: Mode, support and depth that requests are held to.
         health: Told of every STEP.
         thread: A pool of exactly one thread.
+        timings: Told of every step that was answered.
     """
 
-    def __init__(self, engine: DraftEngine, config: WorkerConfig, health: Health, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        engine: DraftEngine,
+        config: WorkerConfig,
+        health: Health,
+        thread: ThreadPoolExecutor,
+        timings: StepLog,
+    ) -> None:
         self._engine = engine
         self._config = config
         self._health = health
         self._thread = thread
+        self._timings = timings
         self._held: dict[tuple[int, int], Occupancy] = {}
         self._shard = Shard(0, 1, 0, engine.model.config.vocab_size)
         self.refusals: Counter[str] = Counter()
@@ -88,6 +99,7 @@ class WorkerHandler:
             self._require_policy(request.draft_temperature_ppm, request.support_policy)
 
         def draft() -> Reply:
+            start_ns = time.perf_counter_ns()
             requests = [
                 DraftRequest(
                     seat=self._occupancy(message.session, request.slot).seat,
@@ -99,7 +111,12 @@ class WorkerHandler:
                 )
                 for request in message.requests
             ]
-            return self._reply(message, self._engine.step(requests, message.depth))
+            rows = self._engine.step(requests, message.depth)
+            drafted_ns = time.perf_counter_ns()
+            reply = self._reply(message, rows)
+            end_ns = time.perf_counter_ns()
+            self._timings.add(self._engine.timings, end_ns - drafted_ns, end_ns - start_ns)
+            return reply
 
         num_rounds = 0
         self._health.step_started()

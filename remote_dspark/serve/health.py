@@ -18,9 +18,11 @@ class Health:
     Args:
         clock_ns: Monotonic clock.
         wedge_after_s: Longest time a STEP may be in flight.
+        weights: ``checkpoint``, or the label of synthetic ones.
     """
 
-    def __init__(self, clock_ns: Callable[[], int], wedge_after_s: float) -> None:
+    def __init__(self, clock_ns: Callable[[], int], wedge_after_s: float, weights: str = "checkpoint") -> None:
+        self._weights = weights
         self._clock_ns = clock_ns
         self._wedge_after_ns = int(wedge_after_s * 1e9)
         self._lock = threading.Lock()
@@ -70,4 +72,5 @@ class Health:
                 "rounds": self._rounds,
                 "in_flight_ns": 0 if since is None else self._clock_ns() - since,
                 "detail": self._detail,
+                "weights": self._weights,
             }

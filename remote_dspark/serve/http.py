@@ -1,4 +1,4 @@
-"""``/health``, ``/metrics`` and ``/identity`` on a thread of the standard library's HTTP server.
+"""``/health``, ``/metrics``, ``/identity`` and ``/timings`` on a thread of the standard library's HTTP server.
 
 It starts before torch is imported, so that a booting worker can be told from a dead one. Read-only; GET only.
 """
@@ -30,15 +30,24 @@ class StatusServer:
         health: What ``/health`` reports.
         identity: What ``/identity`` reports, called per request.
         metrics: What ``/metrics`` reports, called per request.
+        timings: What ``/timings`` reports, called per request.
 
     Raises:
         BootError: The address is taken.
     """
 
     def __init__(
-        self, host: str, port: int, *, health: Health, identity: IdentitySource, metrics: MetricsSource
+        self,
+        host: str,
+        port: int,
+        *,
+        health: Health,
+        identity: IdentitySource,
+        metrics: MetricsSource,
+        timings: IdentitySource,
     ) -> None:
-        handler = type("Handler", (_Handler,), {"health": health, "identity": identity, "metrics": metrics})
+        sources = {"health": health, "identity": identity, "metrics": metrics, "timings": timings}
+        handler = type("Handler", (_Handler,), sources)
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as cause:
@@ -61,11 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
     health: Health
     identity: IdentitySource
     metrics: MetricsSource
+    timings: IdentitySource
     timeout = SLOW_CLIENT_S
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        """Answer one of the three paths."""
+        """Answer one of the four paths."""
         kind = type(self)
         if self.path == "/health":
             document = kind.health.to_document()
@@ -75,8 +85,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, "text/plain; version=0.0.4", kind.metrics())
         elif self.path == "/identity":
             self._send(200, "application/json", json.dumps(kind.identity()))
+        elif self.path == "/timings":
+            self._send(200, "application/json", json.dumps(kind.timings()))
         else:
-            self._send(404, "application/json", json.dumps({"error": "expected /health, /metrics or /identity"}))
+            found = {"error": "expected /health, /metrics, /identity or /timings"}
+            self._send(404, "application/json", json.dumps(found))
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged: a prober asks every second."""

@@ -10,6 +10,7 @@ from remote_dspark.drafter.checkpoint import checkpoint_identity
 from remote_dspark.drafter.config import DSparkConfig
 from remote_dspark.drafter.errors import CheckpointError
 from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.shapes import synthetic_identity
 from remote_dspark.observe import file_digest, process_start_ticks, source_digest, utc_now
 from remote_dspark.serve.config import WorkerConfig
 from remote_dspark.serve.errors import BootError
@@ -28,6 +29,8 @@ class WorkerIdentity:
     tokenizer_sha256: str
     source_sha256: str
     started_utc: str
+    weights: str = "checkpoint"
+    """``checkpoint``, or the label of synthetic ones."""
 
     def to_document(self) -> dict[str, str | int]:
         """The JSON of ``GET /identity``."""
@@ -48,6 +51,7 @@ class WorkerIdentity:
             "max_requests": config.max_requests,
             "support": config.support,
             "q_semantics": config.q_semantics,
+            "weights": self.weights,
             "device": config.device,
             "dtype": config.dtype,
             "threads": config.threads,
@@ -82,6 +86,18 @@ def read_identity(config: WorkerConfig, model: DSparkDrafter) -> WorkerIdentity:
     if config.depth > model.config.block_size:
         raise BootError(
             f"limits.depth: expected at most the block size {model.config.block_size}, found {config.depth}"
+        )
+    if config.synthetic is not None:
+        synthetic = synthetic_identity(config.synthetic)
+        return WorkerIdentity(
+            config=config,
+            drafter=model.config,
+            draft_sha256=synthetic.draft_sha256,
+            target_sha256=synthetic.target_sha256,
+            tokenizer_sha256=synthetic.tokenizer_sha256,
+            source_sha256=source_digest(),
+            started_utc=utc_now(),
+            weights=synthetic.label,
         )
     try:
         target_sha256 = checkpoint_identity(config.target).sha256

@@ -1,4 +1,4 @@
-"""The worker's process: configuration, boot, warm-up, wire server, signals, exit code.
+"""The worker's process: configuration, boot, wire server, signals, exit code. What boots is `serve.boot`.
 
 Exit codes: 0 drained after a signal, 2 the configuration is wrong, 3 it could not become READY, 4 it was poisoned.
 """
@@ -14,13 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from remote_dspark.contract import DRAFT_TEMPERATURE, DraftMode, ServerState
-from remote_dspark.drafter.errors import DrafterError
+from remote_dspark.contract import ServerState
+from remote_dspark.drafter.shapes import synthetic_identity
 from remote_dspark.serve.config import WorkerConfig, load_config
 from remote_dspark.serve.errors import BootError, ConfigError, ServeError
 from remote_dspark.serve.health import Health
 from remote_dspark.serve.http import StatusServer
 from remote_dspark.serve.log import log_event
+from remote_dspark.serve.timings import StepLog
 
 if TYPE_CHECKING:
     from remote_dspark.drafter.engine import DraftEngine
@@ -32,8 +33,6 @@ EXIT_CONFIG: Final = 2
 EXIT_NOT_READY: Final = 3
 EXIT_POISONED: Final = 4
 DRAIN_POLL_S: Final = 0.02
-WARM_UP_POSITIONS: Final = 64
-WARM_UP_ROUNDS: Final = 3
 
 
 def serve(path: Path) -> int:
@@ -52,7 +51,9 @@ class Worker:
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self.health = Health(time.monotonic_ns, config.wedge_after_s)
+        weights = "checkpoint" if config.synthetic is None else synthetic_identity(config.synthetic).label
+        self.health = Health(time.monotonic_ns, config.wedge_after_s, weights)
+        self.timings = StepLog()
         self._identity: WorkerIdentity | None = None
         self._engine: DraftEngine | None = None
         self._handler: WorkerHandler | None = None
@@ -74,6 +75,7 @@ class Worker:
             health=self.health,
             identity=self._identity_document,
             metrics=self._metrics,
+            timings=self.timings.to_document,
         )
         log_event("booting", health=status.address, mode=self._config.mode.value)
         try:
@@ -90,27 +92,15 @@ class Worker:
         """Load and warm the model; runs on the engine's thread. torch is imported here, after ``/health`` answers."""
         import torch
 
-        from remote_dspark.drafter.checkpoint import load_drafter
-        from remote_dspark.drafter.engine import DraftEngine
+        from remote_dspark.serve.boot import build_engine, load_model
         from remote_dspark.serve.identity import read_identity
 
         config = self._config
         torch.set_num_threads(config.threads)
-        try:
-            model = load_drafter(config.model, config.device, getattr(torch, config.dtype))
-        except DrafterError as cause:
-            raise BootError(f"model.path: {cause}") from cause
+        model = load_model(config)
         self._identity = read_identity(config, model)
         self.health.enter(ServerState.WARMING)
-        # an engine of its own, so that the counters of the serving one start at zero
-        warm_up(DraftEngine(model, 1, support=config.support, semantics=config.q_semantics), config)
-        self._engine = DraftEngine(
-            model,
-            config.max_requests,
-            support=config.support,
-            semantics=config.q_semantics,
-            markov_cache_bytes=config.markov_cache_bytes,
-        )
+        self._engine = build_engine(config, model)
 
     async def _listen(self, thread: ThreadPoolExecutor) -> None:
         from remote_dspark.serve.handler import WorkerHandler
@@ -120,7 +110,7 @@ class Worker:
         if self._engine is None or self._identity is None:
             raise BootError("expected a loaded engine, found none")
         config = self._config
-        self._handler = WorkerHandler(self._engine, config, self.health, thread)
+        self._handler = WorkerHandler(self._engine, config, self.health, thread, self.timings)
         try:
             self._wire = await serve_wire(
                 config.listen_address,
@@ -164,31 +154,6 @@ class Worker:
                 render_codes("wire", self._wire.counters),
             ]
         return "".join(parts)
-
-
-def warm_up(engine: DraftEngine, config: WorkerConfig) -> None:
-    """Run a few rounds on made-up states, greedy and, where configured, sampled.
-
-    Raises:
-        BootError: The model cannot draft even these.
-    """
-    import numpy as np
-
-    generator = np.random.default_rng(0)
-    values = generator.standard_normal((WARM_UP_POSITIONS, engine.model.config.fused_width)).astype("<f4")
-    # the upper half of an FP32 pattern is a BF16 pattern
-    rows = np.ascontiguousarray((values.view("<u4") >> 16).astype("<u2")).view(np.uint8)
-    temperatures = [0.0] if config.mode is DraftMode.OFF else [0.0, float(DRAFT_TEMPERATURE)]
-    from remote_dspark.drafter.engine import DraftRequest
-
-    try:
-        seat = engine.open(seed=0, generation=1)
-        engine.append_states(seat, 1, 0, rows)
-        for round_number in range(WARM_UP_ROUNDS * len(temperatures)):
-            tau = temperatures[round_number % len(temperatures)]
-            engine.step([DraftRequest(seat, 1, round_number, WARM_UP_POSITIONS, 0, tau)], config.depth)
-    except DrafterError as cause:
-        raise BootError(f"model.path: warm-up failed: {cause}") from cause
 
 
 def _refuse(code: int, cause: ServeError) -> int:

@@ -22,6 +22,7 @@ from remote_dspark.serve.handler import WorkerHandler
 from remote_dspark.serve.health import Health
 from remote_dspark.serve.http import StatusServer
 from remote_dspark.serve.metrics import render_codes, render_engine, render_state
+from remote_dspark.serve.timings import StepLog
 from remote_dspark.wire.handler import DrafterRefusal
 from remote_dspark.wire.messages import Cancel, Open, Reset, State, Step, StepRequest
 
@@ -98,7 +99,13 @@ def test_states_follow_progress_not_the_port():
     clock.now_ns += 1
     assert health.state is ServerState.WEDGED
     health.step_ended(3)
-    assert health.to_document() == {"state": "ready", "rounds": 3, "in_flight_ns": 0, "detail": ""}
+    assert health.to_document() == {
+        "state": "ready",
+        "rounds": 3,
+        "in_flight_ns": 0,
+        "detail": "",
+        "weights": "checkpoint",
+    }
     health.poison("first")
     health.poison("second")
     health.enter(ServerState.READY)
@@ -120,7 +127,9 @@ def fetch(address: str, path: str) -> tuple[int, str]:
 def test_only_ready_is_http_200():
     # red when any other state answers 200, or says the word a probe waits for
     health = Health(ManualClock(), 1.0)
-    server = StatusServer("127.0.0.1", 0, health=health, identity=lambda: {"a": 1}, metrics=lambda: "m 1\n")
+    server = StatusServer(
+        "127.0.0.1", 0, health=health, identity=lambda: {"a": 1}, metrics=lambda: "m 1\n", timings=dict
+    )
     try:
         for state in (ServerState.BOOTING, ServerState.WARMING, ServerState.READY, ServerState.DRAINING):
             health.enter(state)
@@ -133,7 +142,7 @@ def test_only_ready_is_http_200():
         assert fetch(server.address, "/other")[0] == 404
         host, port = server.address.split(":")
         with pytest.raises(BootError, match=f"{port}.*free address"):
-            StatusServer(host, int(port), health=health, identity=dict, metrics=str)
+            StatusServer(host, int(port), health=health, identity=dict, metrics=str, timings=dict)
     finally:
         server.close()
 
@@ -148,7 +157,7 @@ def make_handler(checkpoint, tmp_path):
         health = Health(ManualClock(), 1.0)
         health.enter(ServerState.READY)
         engine = engine_type(load_drafter(checkpoint()), config.max_requests)
-        return WorkerHandler(engine, config, health, thread), engine, health
+        return WorkerHandler(engine, config, health, thread, StepLog()), engine, health
 
     yield make
     thread.shutdown()
