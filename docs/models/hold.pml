@@ -12,8 +12,8 @@
    before arming, and FAULTS faults of any kind at any moment. Interleaving covers suspended coordinators and late
    packets: every verb is checked on the host at the moment it takes effect.
 
-   What is not: time as numbers, disks that fill up, restart of a dead-man that dies (systemd's job, tested on real
-   hosts), the measurement itself. -DMUTANT_x removes one rule; the script demands that each mutant fails. */
+   What is not: time as numbers, disks that fill up, restart of a dead-man that dies (the service manager's job, or the
+   holder's; tested on real hosts), the measurement itself. -DMUTANT_x removes one rule; the script demands that each mutant fails. */
 
 #ifndef NH
 #define NH 2
