@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from coordinator.store_recompute import RECOMPUTE
 from receipts import bodies
 from receipts.fields import Kind
 from windows.arm import POINTS
+from windows.effect import effect_of
 from windows.measures import decimal_text, measure
 
 Change = Any
@@ -108,6 +111,7 @@ def test_a_raw_file_that_cannot_be_measured_is_a_failure_and_none_is_unknown() -
 
 # -- comparisons -------------------------------------------------------------------------------------------------------
 
+ZERO = Fraction(0)
 TOKENS = {"A1": 4000, "B1": 4400, "B2": 4480, "A2": 4080}
 
 
@@ -115,12 +119,13 @@ def delta(pair: str, ppm: int) -> bodies.PairedDelta:
     return bodies.PairedDelta(pair=pair, delta_ppm=ppm)
 
 
-def compared(spoil: Change = None) -> Log:
+def compared(spoil: Change = None, tokens: Mapping[str, int] = TOKENS) -> Log:
     log = Log()
-    ids = {label: add_arm(log, label, tokens=tokens) for label, tokens in TOKENS.items()}
+    ids = {label: add_arm(log, label, tokens=n) for label, n in tokens.items()}
     speeds = {
-        label: measure(arm_examples.arm(label, 1, tokens=n)).rates["tokens-per-second"] for label, n in TOKENS.items()
+        label: measure(arm_examples.arm(label, 1, tokens=n)).rates["tokens-per-second"] for label, n in tokens.items()
     }
+    effect = effect_of([speeds["B1"] / speeds["A1"], speeds["B2"] / speeds["A2"]], 950_000)
     fields: dict[str, Any] = {
         "metric": "tokens-per-second", "unit": "tokens/s", "better": "higher", "ratio": "1.09902", "margin_ppm": 20000,
         "blocks": tuple(
@@ -128,12 +133,13 @@ def compared(spoil: Change = None) -> Log:
                               receipt=ids[label])
             for label in ("A1", "B1", "A2", "B2")
         ),
-        "paired": (delta("B1/A1", 100000), delta("B2/A2", 98039)),
-        "outcome": "BETTER",
+        "paired": (delta("B1/A1", 100000), delta("B2/A2", 98039)), "interval_low": decimal_text(effect.low or ZERO),
+        "interval_high": decimal_text(effect.high or ZERO), "interval_method": effect.method, "outcome": "BETTER",
     }  # fmt: skip
     if spoil is not None:
         spoil(fields)
-    body = bodies.ComparisonBody(order="A1 B1 | B2 A2", num_pairs=2, mechanism=rows("x"), outcome="BETTER",
+    outcome = fields.pop("body", "BETTER")
+    body = bodies.ComparisonBody(order="A1 B1 | B2 A2", num_pairs=2, mechanism=rows("x"), outcome=outcome,
                                  metrics=(bodies.MetricComparison(**fields),))  # fmt: skip
     parents = tuple(parent(Kind.ARM, sha256, label) for label, sha256 in ids.items())
     log.add(Kind.COMPARISON, body, parents=parents)
@@ -159,12 +165,34 @@ def block(number: int, **changes: Any) -> Change:
         block(1, value="450"), block(1, receipt=digest("no arm")), block(1, block="B2"), block(0, hold_number=2),
         lambda f: f.update(ratio="1.2"), lambda f: f.update(ratio=None), lambda f: f.update(paired=()),
         lambda f: f.update(paired=tuple(replace_delta(p, 120000) for p in f["paired"])),
-        lambda f: f.update(better="lower"), lambda f: f.update(blocks=f["blocks"][:3]), lambda f: f.update(blocks=()),
+        lambda f: f.update(interval_low="1.1"), lambda f: f.update(interval_high=None),
+        lambda f: f.update(interval_method="", interval_low=None, interval_high=None),
+        lambda f: f.update(interval_method=f["interval_method"].replace("950000", "100000")),
+        lambda f: f.update(margin_ppm=150000), lambda f: f.update(aa_floor_ppm=120000),
+        lambda f: f.update(outcome="EQUIVALENT_WITHIN_MARGIN", body="EQUIVALENT_WITHIN_MARGIN"),
+        lambda f: f.update(outcome="INCONCLUSIVE", body="EQUIVALENT_WITHIN_MARGIN"),
+        lambda f: f.update(blocks=f["blocks"] * 2), lambda f: f.update(better="lower"),
+        lambda f: f.update(blocks=f["blocks"][:3]), lambda f: f.update(blocks=()),
     ],
 )  # fmt: skip
 def test_a_comparison_that_its_arms_do_not_give(spoil: Change) -> None:
     """Red when blocks, deltas, ratio or direction of a comparison are believed."""
     assert found(compared(spoil)) == ["recompute-differs"]
+
+
+def test_a_worse_comparison_with_its_arms_swapped_is_found() -> None:
+    """Red when a ratio is believed the wrong way round: OFF in the place of ON turns WORSE into BETTER."""
+
+    def swap(fields: dict[str, Any]) -> None:
+        a1, b1, a2, b2 = fields["blocks"]
+        effect = effect_of([Fraction(a.value) / Fraction(b.value) for a, b in ((a1, b1), (a2, b2))], 950_000)
+        deltas = tuple(delta(name, ppm) for name, ppm in zip(("A1/B1", "A2/B2"), effect.deltas_ppm, strict=True))
+        low, high = decimal_text(effect.low or ZERO), decimal_text(effect.high or ZERO)
+        fields.update(blocks=(b1, a1, b2, a2), paired=deltas, ratio=decimal_text(effect.ratio),
+                      interval_low=low, interval_high=high)  # fmt: skip
+
+    worse = {"A1": 4400, "B1": 4000, "B2": 4080, "A2": 4480}
+    assert found(compared(swap, worse)) == ["recompute-differs"]
 
 
 def replace_delta(pair: bodies.PairedDelta, delta_ppm: int) -> bodies.PairedDelta:
