@@ -1,7 +1,7 @@
 #!/bin/sh
-# Checks the Promela model of a hold exhaustively, then demands that every mutant of it fails.
+# Checks the Promela models (a hold, the pair's inbox) exhaustively, then demands that every mutant of them fails.
 #
-# Needs spin and a C compiler. Exit 0: no error in the model and an assertion violated in every mutant.
+# Needs spin and a C compiler. Exit 0: no error in the models and an assertion violated in every mutant.
 # Exit 1 otherwise. Exit 3: spin or the compiler is missing, so nothing was checked.
 set -eu
 
@@ -73,5 +73,20 @@ refute STOP_UNARMED -DNH=1 -DCOORDINATORS=1 -DFAULTS=2
 refute NO_LOCK -DNH=1 -DCOORDINATORS=1 -DFAULTS=2
 refute RUNS_SURVIVE -DNH=1 -DCOORDINATORS=1 -DFAULTS=2
 refute DEBT_LOST_ON_DISK -DNH=1 -DCOORDINATORS=2 -DFAULTS=2
+
+model=$root/docs/models/inbox.pml
+faults="-DMAY_DIE=true -DMAY_ERR=true"
+
+prove inbox-healthy -DDEPTH=3 -DCHAINS=3
+prove inbox-faults -DDEPTH=3 -DCHAINS=3 $faults
+prove inbox-last-epoch -DDEPTH=2 -DCHAINS=3 -DLIMIT=5 $faults
+
+refute NO_NONCE $faults
+refute NO_EPOCH $faults
+refute ONE_SLOT $faults
+refute READ_BEFORE_RELEASE $faults
+refute NO_COMPARE $faults
+refute NO_SETTLE $faults
+refute SILENT $faults
 
 exit $failed
