@@ -94,7 +94,7 @@ def read_facts(devices: Sequence[int]) -> PairFacts:
         has_watchdog=tuple(driver.attribute(_KERNEL_EXEC_TIMEOUT, device) != 0 for device in devices),
         peer_access=tuple(driver.p2p(_P2P_ACCESS_SUPPORTED, *pair) != 0 for pair in ordered),
         native_atomics=tuple(driver.p2p(_P2P_NATIVE_ATOMIC_SUPPORTED, *pair) != 0 for pair in ordered),
-        mps_processes=_mps_processes(Path("/proc")),
+        mps_processes=mps_processes(Path("/proc")),
     )
 
 
@@ -180,7 +180,7 @@ def _mig_modes() -> dict[str, str]:
     return {row[0].strip(): row[1].strip() for row in rows}
 
 
-def _mps_processes(processes: Path) -> tuple[str, ...]:
+def mps_processes(processes: Path) -> tuple[str, ...]:
     """Names of MPS processes in a /proc; a process's name there is cut at 15 characters."""
     short = {name[:15] for name in MPS_PROCESSES}
     found = []
