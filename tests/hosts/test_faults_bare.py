@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 
+from coordinator.heartbeat import DEAD_MAN_GRACE_S
+from tests.hosts.estate import STATE
 from tests.hosts.faults import ALONE_S, conclude, host_of, kill_all, pids_of_role, reach
 from tests.hosts.machine import wait_for
 from tests.hosts.trio import BARE_NAMES, Trio
@@ -65,6 +68,20 @@ def test_bare_dead_man_and_coordinator_killed(stage: str, name: str, bare: Trio)
     if was_armed:
         events = [event["event"] for event in bare.events(machine)]
         assert "dead-man-started-again" in events, events
+
+
+@pytest.mark.parametrize("name", BARE_NAMES)
+def test_bare_dead_man_that_stays_gone_ends_the_hold(name: str, bare: Trio) -> None:
+    """Red when a coordinator goes on with a hold that nobody would end if it died."""
+    driver = reach(bare, "note:qualified", orphan_after_s=20, bound_s=110)
+    bare.tainted = True
+    machine = host_of(bare, name)
+    lock = f"{STATE}/holds/{driver.hold_id}/deadman.lock"
+    machine.inside("sh", "-c", f"setsid flock {lock} sleep 300 </dev/null >/dev/null 2>&1 &")
+    kill_all(pids_of_role(machine, "deadman"))
+    time.sleep(DEAD_MAN_GRACE_S + 12)  # what the coordinator grants, and two beats
+    driver.go()
+    assert conclude(bare, driver) == 30, driver.log.read_text()
 
 
 @pytest.mark.parametrize("name", BARE_NAMES)

@@ -35,7 +35,7 @@ def arm(state: State, record: Json) -> Json:
     """
     hold_id = record["hold_id"]
     record_path = state.hold_path(hold_id, "deadman.json")
-    launch_missing(state, hold_id)
+    launch_missing(state, hold_id, LAUNCH_S)
     clock.wait_until(lambda: files.read_json(state.hold_path(hold_id, "self-test.json")) is not None, START_S)
     report = files.read_json(state.hold_path(hold_id, "self-test.json")) or {"checks": []}
     checks = report["checks"] + [
@@ -63,10 +63,15 @@ def arm(state: State, record: Json) -> Json:
     }
 
 
-def launch_missing(state: State, hold_id: str) -> bool:
-    """Start the hold's dead-man unless it runs; whether it was started. Whoever calls, and how often: there is one."""
+def launch_missing(state: State, hold_id: str, wait_s: float) -> bool:
+    """Start the hold's dead-man unless it runs; whether it was started. Whoever calls, and how often: there is one.
+
+    Raises:
+        Refusal: ``START_FAILED``.
+        TimeoutError: Somebody else is starting it, for longer than ``wait_s``.
+    """
     record_path = state.hold_path(hold_id, "deadman.json")
-    with files.locked(state.hold_path(hold_id, "deadman.lock"), LAUNCH_S):
+    with files.locked(state.hold_path(hold_id, "deadman.lock"), wait_s):
         if launch.is_running(record_path):
             return False
         for name in ("deadman.json", "self-test.json"):

@@ -111,7 +111,7 @@ def _look_after_dead_man(state: State, record: Json, missed: bool) -> bool:
     if not missed:
         return True
     try:
-        if deadman.launch_missing(state, record["hold_id"]):
+        if deadman.launch_missing(state, record["hold_id"], TICK_S):
             state.event("dead-man-started-again", record)
     except Refusal as refusal:
         state.event("dead-man-missing", record, code=refusal.code, found=refusal.found)
