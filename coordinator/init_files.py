@@ -20,8 +20,8 @@ _SITE = """\
 # Site file: the hosts, and the production that a hold may stop and must put back. What is not named is never touched.
 schema = "coordinator/site/v1"
 name = "{name}"
-# signers = "/etc/coordinator/signers.toml"               # who may sign: `coordinator keys new` prints an entry
-# policy_pins = {{ first-hold = "sha256", live = "sha256" }}  # digests of the policies you reviewed; no other one counts
+# signers = "/etc/coordinator/signers.toml"  # who may sign: `coordinator keys new` prints an entry
+# policy_pins = {{ first-hold = "sha256", live = "sha256" }}  # digests of the policies you reviewed
 
 [[hosts]]
 name = "{name}"
