@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from benchmarks.gpu import Report
 
 CACHED = Tiling(VOCAB, 2048, 1, 4)
+UNCACHED = Tiling(VOCAB, 1024, 1, 8)
 CACHED_GOAL_US = 9.0
 UNCACHED_GOAL = 1.35
 """Times the measured read of W2."""
 
 
-def cached_chain(inputs: HeadInputs, chains: int, num_sets: int):
+def cached_chain(inputs: HeadInputs, chains: int, num_sets: int, overlap: bool):
     """A body of ``chains`` depth-5 chains over rotating inputs."""
-    settings = HeadSettings(CACHED)
+    settings = HeadSettings(CACHED, overlap=overlap)
     buffers = HeadBuffers(settings, DEPTH, inputs.control.shape[0], "cuda")
 
     def body() -> None:
@@ -38,9 +39,9 @@ def cached_chain(inputs: HeadInputs, chains: int, num_sets: int):
     return body, buffers
 
 
-def uncached_chain(inputs: HeadInputs, chains: int, tile: int, registers: int | None):
+def uncached_chain(inputs: HeadInputs, chains: int, overlap: bool, tiling: Tiling = UNCACHED):
     """The same with every row computed from W1 and W2."""
-    settings = HeadSettings(Tiling(VOCAB, tile, 1, 8))
+    settings = HeadSettings(tiling, overlap=overlap)
     buffers = HeadBuffers(settings, DEPTH, inputs.control.shape[0], "cuda")
 
     def body() -> None:
@@ -49,7 +50,7 @@ def uncached_chain(inputs: HeadInputs, chains: int, tile: int, registers: int | 
             for step in range(DEPTH):
                 launch_markov_position(
                     settings, buffers, step, inputs.logits[chain, step], inputs.control, previous, inputs.w1,
-                    inputs.w2, inputs.no_slots, inputs.cache, max_registers=registers,
+                    inputs.w2, inputs.no_slots, inputs.cache,
                 )  # fmt: skip
                 previous = buffers.token[step]
 
@@ -84,32 +85,34 @@ def torch_chain(inputs: HeadInputs, chains: int):
 
 
 def measure_cached(report: Report, batches: tuple[int, ...]) -> None:
-    """Cached rows per position."""
+    """Cached rows per position; ``early`` starts a position's programs while the one before still finishes."""
     for num_rows in batches:
         num_sets = 64 // num_rows
         inputs = make_head_inputs(num_rows, num_sets)
         if num_rows in (batches[0], batches[-1]):
             report.add(f"torch chain, B={num_rows}", time_graph(torch_chain(inputs, 4), 20, replays=30))
         peer = f"torch chain, B={batches[0] if num_rows < batches[-1] else num_rows}"
-        cold = time_chain(cached_chain(inputs, num_sets, num_sets), num_sets * DEPTH, replays=30)
-        report.add(f"cached head, B={num_rows}, cold", cold, CACHED_GOAL_US, peer)
-        report.add(f"cached head, B={num_rows}, hot", time_chain(cached_chain(inputs, 8, 1), 40), CACHED_GOAL_US, peer)
-        del inputs
         ties = make_head_inputs(num_rows, 8, ties=True)
-        report.add(f"cached head, B={num_rows}, ties", time_chain(cached_chain(ties, 8, 8), 40), CACHED_GOAL_US, peer)
-        bytes_read = num_rows * VOCAB * 4
-        report.add_plain(f"cached head, B={num_rows}, bytes/s", bytes_read / cold.per_call_us / 1e6, "TB/s")
-        del ties
+        for overlap in (False, True):
+            name = f"cached head, B={num_rows}{', early' if overlap else ''}"
+            cold = time_chain(cached_chain(inputs, num_sets, num_sets, overlap), num_sets * DEPTH, replays=30)
+            report.add(f"{name}, cold", cold, CACHED_GOAL_US, peer)
+            hot = time_chain(cached_chain(inputs, 8, 1, overlap), 40)
+            report.add(f"{name}, hot", hot, CACHED_GOAL_US, peer)
+            tied = time_chain(cached_chain(ties, 8, 8, overlap), 40)
+            report.add(f"{name}, ties", tied, CACHED_GOAL_US, peer)
+            report.add_plain(f"{name}, bytes/s", num_rows * VOCAB * 4 / cold.per_call_us / 1e6, "TB/s")
+        del inputs, ties
         torch.cuda.empty_cache()
 
 
 def measure_uncached(report: Report, batches: tuple[int, ...]) -> None:
-    """Uncached rows per position, in the two tilings worth having."""
+    """Uncached rows per position."""
     goal = UNCACHED_GOAL * report.value("W2 read")
     for num_rows in batches:
         inputs = make_head_inputs(num_rows, 4)
-        for tile, registers in ((512, 128), (1024, None)):
-            timing = time_chain(uncached_chain(inputs, 4, tile, registers), 20, replays=50)
-            report.add(f"uncached head, B={num_rows}, tile {tile}", timing, goal, "W2 read")
+        for overlap in (False, True):
+            timing = time_chain(uncached_chain(inputs, 4, overlap), 20, replays=50)
+            report.add(f"uncached head, B={num_rows}{', early' if overlap else ''}", timing, goal, "W2 read")
         del inputs
         torch.cuda.empty_cache()

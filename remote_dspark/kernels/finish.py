@@ -1,9 +1,10 @@
 """From tile to token: what every sampled head does after it has the keys of a tile.
 
-`emit_tile` keeps a tile's top k; `retire` counts the tile in; the program that retires last calls `finish_rows`: merge,
-normalise, allocate, draw, store. Everything after the exponential is integer arithmetic, so it does not matter which
-program that is. "Takes" lists the operands that need a word; constexprs are R rows, K entries, TILE columns, N merged
-candidates, DIRECT (see `selection.scatter`). R rows are handled at once; R is 1 where a program owns one row.
+`emit_tile` keeps a tile's top k; `retire` counts the tile in; the program that retires last calls `merge_candidates`
+and `draw_rows`: merge, normalise, allocate, draw, store. Everything after the exponential is integer arithmetic, so it
+does not matter which program that is. "Takes" lists the operands that need a word; constexprs are R rows, K entries,
+TILE columns, N merged candidates, DIRECT (see `selection.scatter`). R rows are handled at once; R is 1 where a program
+owns one row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from remote_dspark.kernels.selection import (
     any_row,
     column,
     entries_of,
-    kth_key,
     place,
     row_max,
     row_min,
@@ -31,6 +31,7 @@ from remote_dspark.kernels.selection import (
     row_sum,
     row_weight_sum,
     scatter,
+    threshold_of,
 )
 
 # RowError flags, spelled out because device code cannot read an enum
@@ -40,6 +41,9 @@ ZERO_MASS_FLAG = tl.constexpr(4)
 REMAINDER_FLAG = tl.constexpr(8)
 TEMPERATURE_FLAG = tl.constexpr(16)
 CONTINUATION_FLAG = tl.constexpr(32)
+
+SMALL_POINTERS = ["previous_ptr", "count_ptr", "token_ptr", "stamp_ptr", "error_ptr", "counter_ptr", "flag_ptr"]
+"""Arguments of a head of which each step passes another slice: no kernel is compiled for their alignment."""
 
 NO_CANDIDATE = tl.constexpr(-32640 * 65536)
 """Packed candidate that is never selected: the excluded key, column 0."""
@@ -59,8 +63,7 @@ def emit_tile(
     Returns:
         int32 [R], the highest key of each row: above `KEY_POSITIVE_INFINITY` - 1 it tells of a bad value.
     """
-    top = row_max(keys, R)
-    threshold, above = kth_key(keys, top, R, TILE, K)
+    threshold, above, top = threshold_of(keys, R, TILE, K, 8)
     selected, slots, count = place(keys, threshold, above, R, K)
     columns = entries_of(TILE, R)
     first = column(candidate_ptrs, R)
@@ -111,7 +114,8 @@ def _merge_row(
     # other programs wrote these: read them where those writes are, in L2
     candidates = tl.load(candidate_ptr + index, mask=index < num_tiles * K, other=NO_CANDIDATE, cache_modifier=".cg")
     keys = candidates >> 16
-    threshold, above = kth_key(keys, tl.max(keys, axis=0), 1, N, K)
+    # the compiler gives loads of one shape one layout: then this one has that of the tile's 16-bit loads
+    threshold, above, _ = threshold_of(keys, 1, N, K, 8 if N == TILE else 4)
     selected, slots, count = place(keys, threshold, above, 1, K)
     tile = index // K
     shard = tile // tiles_per_shard
@@ -221,7 +225,7 @@ def u64(low, high):
 def read_control(rows, row_mask, control_ptr, step):
     """What the control block says of R rows, with the proposal draw already made; see `draw_rows` for the types.
 
-    Read before the candidates are: the draw's arithmetic then hides behind their latency.
+    Nothing here depends on the chain: read at the start of a program, it costs nothing.
     """
     control = control_ptr + rows * 16
     round_low = tl.load(control + 2, mask=row_mask, other=0)
@@ -233,75 +237,6 @@ def read_control(rows, row_mask, control_ptr, step):
     key1 = tl.load(control + 1, mask=row_mask, other=0)
     word0, _ = philox4x32(round_low, position, 1, 0, key0, key1)
     return (word0 >> 8).to(tl.int32), tau, greedy, round_low, round_high
-
-
-@triton.jit
-def finish_rows(
-    rows,
-    row_mask,
-    num_rows,
-    candidate_ptr,
-    merged_ptr,
-    flags,
-    control_ptr,
-    ids_ptr,
-    q_ptr,
-    count_ptr,
-    token_ptr,
-    weights_ptr,
-    error_ptr,
-    stamp_ptr,
-    num_tiles,
-    tiles_per_shard,
-    shard_size,
-    step,
-    R: tl.constexpr,
-    K: tl.constexpr,
-    TILE: tl.constexpr,
-    N: tl.constexpr,
-    DIRECT: tl.constexpr,
-    FLOOR_FIRST: tl.constexpr,
-    EMIT_WEIGHTS: tl.constexpr,
-):
-    """Merges, normalises, allocates, draws and stores R rows.
-
-    Takes:
-        rows: int32 [R], row numbers.
-        row_mask: bool [R].
-        merged_ptr: int64 [B, K]: key << 32 | id, ascending id.
-        flags: int32 [R], `RowError` flags so far.
-        control_ptr: int32 [B, 16], `rows.Control`.
-        step: Index of the position in its chain.
-    """
-    draw, tau, greedy, round_low, round_high = read_control(rows, row_mask, control_ptr, step)
-    count = merge_candidates(
-        rows, candidate_ptr, merged_ptr, num_rows, num_tiles, tiles_per_shard, shard_size, R, K, TILE, N, DIRECT
-    )
-    draw_rows(
-        rows,
-        row_mask,
-        merged_ptr,
-        count,
-        flags,
-        draw,
-        tau,
-        greedy,
-        round_low,
-        round_high,
-        control_ptr,
-        ids_ptr,
-        q_ptr,
-        count_ptr,
-        token_ptr,
-        weights_ptr,
-        error_ptr,
-        stamp_ptr,
-        step,
-        R,
-        K,
-        FLOOR_FIRST,
-        EMIT_WEIGHTS,
-    )
 
 
 @triton.jit

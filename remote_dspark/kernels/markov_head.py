@@ -15,16 +15,25 @@ import triton
 import triton.language as tl
 
 from remote_dspark.contract import Q_FLOOR_FIRST
-from remote_dspark.kernels.finish import CONTINUATION_FLAG, emit_tile, finish_rows, retire
-from remote_dspark.kernels.markov_product import LANES, markov_bias_tile, prefetch_l2, row_scalars
-from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key
+from remote_dspark.kernels.finish import (
+    CONTINUATION_FLAG,
+    SMALL_POINTERS,
+    draw_rows,
+    emit_tile,
+    merge_candidates,
+    read_control,
+    retire,
+)
+from remote_dspark.kernels.markov_product import LANES, markov_products, prefetch_l2, product_index, row_scalars
+from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key, round_to_bf16
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, require_logits
+from remote_dspark.kernels.selection import HAS_ASSEMBLY, any_row, pick
 
 MAX_SHARED_ROWS = 4
 """Rows that one launch can serve: their partial sums live in registers together."""
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=SMALL_POINTERS)
 def markov_head_kernel(
     logits_ptr,
     logits_stride,
@@ -63,135 +72,119 @@ def markov_head_kernel(
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
     OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr,
 ):
     """One position of up to R rows: grid (tiles,). See `sampled_head.HeadBuffers` for shapes."""
     tile = tl.program_id(0)
     shard = tile // tiles_per_shard
     base = shard * shard_size + (tile - shard * tiles_per_shard) * TILE
     limit = tl.minimum((shard + 1) * shard_size, vocab_size)
-    if R == 1:
-        rows = base * 0
-    else:
-        rows = tl.arange(0, R)
+    if HAS_ASSEMBLY:
+        # the first part of the weights does not depend on the previous token: it comes while that is looked up
+        lines = (w2_ptr + base.to(tl.int64) * RANK).to(tl.int64) + tl.arange(0, 256) * (SUB * RANK // 128)
+        last = (w2_ptr + limit.to(tl.int64) * RANK).to(tl.int64) - SUB * RANK // 128
+        prefetch_l2(tl.minimum(lines, last), SUB * RANK // 128)
+    rows = base * 0 if R == 1 else tl.arange(0, R)
     exists = rows < num_rows
+    draw, tau, greedy, round_low, round_high = read_control(rows, exists, control_ptr, step)
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH > 0:
-            # the weights do not depend on the previous token: fetch them while its row is being finished
-            lines = tl.arange(0, 256)
-            addresses = (w2_ptr + (base.to(tl.int64) * RANK + lines * (PREFETCH // 512))).to(tl.int64)
-            fits = base * RANK + (lines + 1) * (PREFETCH // 512) <= limit * RANK
-            prefetch_l2(tl.where(fits, addresses, w2_ptr.to(tl.int64)), PREFETCH // 256)
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     previous = tl.load(previous_ptr + rows, mask=exists, other=0)
     known = (previous >= 0) & (previous < vocab_size)
     previous = tl.where(known, previous, 0)
     slot = tl.load(slot_ptr + previous, mask=exists, other=0)
-    cached = slot >= 0
-    columns = base + tl.arange(0, TILE)
-    keys = _tile_keys(
-        logits_ptr,
-        logits_stride,
-        bias_ptr,
-        bias_stride,
-        w1_ptr,
-        w2_ptr,
-        rows,
-        exists,
-        previous,
-        slot,
-        cached,
-        columns,
-        base,
-        limit,
-        step >> 16,
-        R,
-        RANK,
-        TILE,
-        SUB,
+    # programs start with different rows, so that different programs are the last of different rows
+    row = tile & (R - 1)
+    logits, cached = _read_row(
+        logits_ptr, logits_stride, bias_ptr, bias_stride, base, limit, row, num_rows, pick(slot, rows, row, R), TILE
     )
-    candidates = candidate_ptr + rows * (num_tiles * K)
-    top = emit_tile(keys, candidates + tile * K, exists, R, K, TILE, TILE_DIRECT)
-    before = retire(counter_ptr, flag_ptr + rows, top, exists, R)
-    if before == num_tiles - 1:
-        flags = tl.load(flag_ptr + rows, mask=exists, other=0, cache_modifier=".cg")
-        flags = flags | tl.where(known, 0, CONTINUATION_FLAG)
-        tl.store(counter_ptr, 0)
-        tl.store(flag_ptr + rows, flags * 0, mask=exists)
-        finish_rows(
-            rows,
-            exists,
-            num_rows,
-            candidate_ptr,
-            merged_ptr,
-            flags,
-            control_ptr,
-            ids_ptr,
-            q_ptr,
-            count_ptr,
-            token_ptr,
-            weights_ptr,
-            error_ptr,
-            stamp_ptr,
-            num_tiles,
-            tiles_per_shard,
-            shard_size,
-            step,
-            R,
-            K,
-            TILE,
-            N,
-            MERGE_DIRECT,
-            FLOOR_FIRST,
-            EMIT_WEIGHTS,
-        )
+    products = tl.zeros([TILE * R], tl.float32)
+    if any_row(slot < 0, R):
+        products = markov_products(w2_ptr, w1_ptr, row_scalars(previous, rows, R), base, limit, TILE, SUB, R, RANK)
+    finishes = tile * 0
+    for turn in tl.range(0, R, num_stages=1):
+        found = tl.gather(products, product_index(tl.arange(0, TILE), row, SUB, R), 0)
+        bias = tl.where(pick(slot, rows, row, R) < 0, round_to_bf16(found), bf16_to_f32(cached))
+        real = base + tl.arange(0, TILE) < limit
+        # not by the load's own default: see sampled_head_kernel
+        keys = tl.where(real, order_key(bf16_to_f32(logits) + bias), KEY_EXCLUDED)
+        following = (row + 1) & (R - 1)
+        if turn + 1 < R:
+            logits, cached = _read_row(
+                logits_ptr,
+                logits_stride,
+                bias_ptr,
+                bias_stride,
+                base,
+                limit,
+                following,
+                num_rows,
+                pick(slot, rows, following, R),
+                TILE,
+            )
+        if row < num_rows:
+            candidates = candidate_ptr + (row * num_tiles + tile) * K
+            top = emit_tile(keys, candidates, row >= 0, 1, K, TILE, TILE_DIRECT)
+            before = retire(counter_ptr + row, flag_ptr + row, top, row >= 0, 1)
+            finishes |= (before == num_tiles - 1).to(tl.int32) << row
+        row = following
+    row = tile * 0
+    while finishes >> row > 0:
+        if (finishes >> row) & 1 > 0:
+            flags = tl.load(flag_ptr + row, cache_modifier=".cg")
+            flags = flags | tl.where(pick(known.to(tl.int32), rows, row, R) > 0, 0, CONTINUATION_FLAG)
+            tl.store(counter_ptr + row, 0)
+            tl.store(flag_ptr + row, 0)
+            count = merge_candidates(
+                row,
+                candidate_ptr,
+                merged_ptr,
+                1,
+                num_tiles,
+                tiles_per_shard,
+                shard_size,
+                1,
+                K,
+                TILE,
+                N,
+                MERGE_DIRECT,
+            )
+            draw_rows(
+                row,
+                row >= 0,
+                merged_ptr,
+                count,
+                flags,
+                pick(draw, rows, row, R),
+                pick(tau, rows, row, R),
+                pick(greedy.to(tl.int32), rows, row, R) > 0,
+                pick(round_low, rows, row, R),
+                pick(round_high, rows, row, R),
+                control_ptr,
+                ids_ptr,
+                q_ptr,
+                count_ptr,
+                token_ptr,
+                weights_ptr,
+                error_ptr,
+                stamp_ptr,
+                step,
+                1,
+                K,
+                FLOOR_FIRST,
+                EMIT_WEIGHTS,
+            )
+        row += 1
 
 
 @triton.jit
-def _tile_keys(
-    logits_ptr,
-    logits_stride,
-    bias_ptr,
-    bias_stride,
-    w1_ptr,
-    w2_ptr,
-    rows,
-    exists,
-    previous,
-    slot,
-    cached,
-    columns,
-    base,
-    limit,
-    nought,
-    R: tl.constexpr,
-    RANK: tl.constexpr,
-    TILE: tl.constexpr,
-    SUB: tl.constexpr,
-):
-    """Order keys of the corrected logits of one tile: int32 [TILE], or [R, TILE] for several rows."""
-    if R == 1:
-        real = columns < limit
-        logits = tl.load(logits_ptr + columns, mask=real, other=0)
-        if cached:
-            line = bias_ptr + slot.to(tl.int64) * bias_stride
-            bias = bf16_to_f32(tl.load(line + columns, mask=real, other=0))
-        else:
-            tokens = row_scalars(previous, rows, 1)
-            bias = tl.reshape(markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, nought, TILE, SUB, 1, RANK), [TILE])
-    else:
-        real = (columns < limit)[None, :] & exists[:, None]
-        at = rows[:, None] * logits_stride + columns[None, :]
-        logits = tl.load(logits_ptr + at, mask=real, other=0)
-        line = bias_ptr + tl.maximum(slot, 0).to(tl.int64) * bias_stride
-        bias = bf16_to_f32(tl.load(line[:, None] + columns[None, :], mask=real & cached[:, None], other=0))
-        if tl.min(cached.to(tl.int32), axis=0) == 0:
-            tokens = row_scalars(previous, rows, R)
-            computed = markov_bias_tile(w2_ptr, w1_ptr, tokens, base, limit, nought, TILE, SUB, R, RANK)
-            bias = tl.where(cached[:, None], bias, computed)
-    # not by the load's own default: see sampled_head_kernel
-    return tl.where(real, order_key(bf16_to_f32(logits) + bias), KEY_EXCLUDED)
+def _read_row(logits_ptr, logits_stride, bias_ptr, bias_stride, base, limit, row, num_rows, slot, TILE: tl.constexpr):
+    """Logits and cached bias of one tile of one row, int16 [TILE]; the bias means nothing in an uncached row."""
+    columns = base + tl.arange(0, TILE)
+    real = (columns < limit) & (row < num_rows)
+    logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=0)
+    line = bias_ptr + tl.maximum(slot, 0).to(tl.int64) * bias_stride
+    return logits, tl.load(line + columns, mask=real & (slot >= 0), other=0)
 
 
 def launch_markov_position(
@@ -205,9 +198,7 @@ def launch_markov_position(
     w2: torch.Tensor,
     slots: torch.Tensor,
     cache: torch.Tensor,
-    prefetch_bytes: int = 0,
-    part: int = 64,
-    max_registers: int | None = None,
+    part: int = 128,
 ) -> None:
     """Launches one position whose rows may be cached or not, on the current stream.
 
@@ -222,10 +213,7 @@ def launch_markov_position(
         w2: bf16 [V, r].
         slots: int32 [V], cache row of each token or -1.
         cache: bf16 [C, >= V], at least one row.
-        prefetch_bytes: Bytes of a tile's weights to ask for before the previous position is done; with ``overlap``
-            only, a power of two from 4,096 on. Measured: no gain, so the default is none.
-        part: Columns of W2 that a program multiplies at a time; no part of the result.
-        max_registers: Cap for the compiler, or None.
+        part: Columns of W2 that a program multiplies at a time, 32, 64 or 128; no part of the result.
 
     Raises:
         ValueError: Dtypes or shapes.
@@ -274,13 +262,11 @@ def launch_markov_position(
         TILE=tiling.tile,
         SUB=min(part, tiling.tile),
         N=triton.next_power_of_2(tiling.num_tiles * settings.k),
-        TILE_DIRECT=tiling.fills_threads(tiling.tile * triton.next_power_of_2(num_rows)),
+        TILE_DIRECT=tiling.fills_threads(tiling.tile),
         MERGE_DIRECT=tiling.fills_threads(tiling.num_tiles * settings.k),
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
         OVERLAP=settings.overlap,
-        PREFETCH=prefetch_bytes,
         num_warps=tiling.num_warps,
-        maxnreg=max_registers,
         **({"launch_pdl": True} if settings.overlap and step > 0 else {}),
     )

@@ -10,13 +10,16 @@ import torch
 import triton
 import triton.language as tl
 
-from remote_dspark.kernels.rounding import bf16_to_f32, round_to_bf16
+from remote_dspark.kernels.rounding import round_to_bf16
 
-STAGES = tl.constexpr(3)
-"""Parts of W2 in flight: the loads of the next two overlap the products of this one."""
+STAGES = tl.constexpr(4)
+"""Parts of W2 in flight plus one: their loads overlap the products of this one."""
 
 LANES = tl.constexpr(32)
 """Partial sums of a product; part of the numerics, never a tuning knob."""
+
+BLOCK = tl.constexpr(32)
+"""Columns that are multiplied side by side: eight threads each own four lanes of one column."""
 
 
 @triton.jit
@@ -33,28 +36,110 @@ def prefetch_l2(addresses, BYTES: tl.constexpr):
 
 
 @triton.jit
-def _tree(lanes, SUB: tl.constexpr):
-    """Sums 32 lanes as a tree of neighbours: every step adds exactly two values, so no compiler chooses the order."""
-    for half in tl.static_range(5):
-        lanes = tl.sum(tl.reshape(lanes, [SUB, 16 >> half, 2]), axis=2)
-    return tl.reshape(lanes, [SUB])
+def _four_lanes(words):
+    """Four neighbouring BF16 lanes of int64 words as float32, in ascending order."""
+    low = words.to(tl.int32)
+    high = (words >> 32).to(tl.int32)
+    return (
+        (low << 16).to(tl.float32, bitcast=True),
+        (low & -65536).to(tl.float32, bitcast=True),
+        (high << 16).to(tl.float32, bitcast=True),
+        (high & -65536).to(tl.float32, bitcast=True),
+    )
 
 
 @triton.jit
-def _lane_row(w1_ptr, token, start, lanes, RANK: tl.constexpr):
-    """One chunk of a W1 row, float32 [1, 32]."""
-    return bf16_to_f32(tl.load(w1_ptr + token.to(tl.int64) * RANK + start + lanes))[None, :]
+def _load_rows(w1_words, tokens, R: tl.constexpr, RANK: tl.constexpr):
+    """The W1 rows of R tokens: a tuple of float32 [1, 8], by row, step of 32 and lane of a word."""
+    found = ()
+    for row in tl.static_range(R):
+        line = w1_words + tokens[row].to(tl.int64) * (RANK // 4) + tl.arange(0, 8)
+        for step in tl.static_range(RANK // LANES):
+            found += _four_lanes(tl.load(line + step * 8)[None, :])
+    return found
 
 
 @triton.jit
-def _take(bias, index, value, SUB: tl.constexpr, PARTS: tl.constexpr):
-    """Puts the values of one part into its place of [PARTS, SUB].
+def _stack(values, N: tl.constexpr):
+    """A tuple of N = 1, 2 or 4 tensors [n] as [n, N], or [n] for one."""
+    if N == 1:
+        stacked = values[0]
+    elif N == 2:
+        stacked = tl.join(values[0], values[1])
+    else:
+        stacked = tl.join(tl.join(values[0], values[2]), tl.join(values[1], values[3]))
+    return stacked
 
-    After a sum over lanes every lane holds a copy, and everything behind it would be kept and done once per copy; a
-    gather by position is the one operation whose result does not inherit that layout.
+
+@triton.jit
+def _tree(lanes):
+    """Sums 8 words of lanes as a tree of neighbours: each step adds exactly two values, so no compiler orders them."""
+    for half in tl.static_range(3):
+        lanes = tl.sum(tl.reshape(lanes, [BLOCK, 4 >> half, 2]), axis=2)
+    return tl.reshape(lanes, [BLOCK])
+
+
+@triton.jit
+def _block_products(w2_line, w1, R: tl.constexpr, RANK: tl.constexpr):
+    """Products of BLOCK columns (pointers [BLOCK, 8] to their first words) with R rows: float32 [BLOCK * R]."""
+    STEPS: tl.constexpr = RANK // LANES
+    sums = ()
+    for _ in tl.static_range(4 * R):
+        sums += (tl.zeros([BLOCK, 8], tl.float32),)
+    for step in tl.static_range(STEPS):
+        w2 = _four_lanes(tl.load(w2_line + step * 8))
+        following = ()
+        for row in tl.static_range(R):
+            for lane in tl.static_range(4):
+                following += (sums[4 * row + lane] + w2[lane] * w1[(row * STEPS + step) * 4 + lane],)
+        sums = following
+    found = ()
+    for row in tl.static_range(R):
+        found += (_tree((sums[4 * row] + sums[4 * row + 1]) + (sums[4 * row + 2] + sums[4 * row + 3])),)
+    return tl.reshape(_stack(found, R), [BLOCK * R])
+
+
+@triton.jit
+def markov_products(
+    w2_ptr,
+    w1_ptr,
+    tokens,
+    base,
+    limit,
+    TILE: tl.constexpr,
+    SUB: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+):
+    """Products of one tile for R <= 4 rows, before rounding: float32 [TILE * R], in the order of `product_index`.
+
+    The rows share one read of W2. Parts of SUB columns follow each other. ``tokens`` is a tuple of four scalars of
+    which the first R count. A column from ``limit`` on gives the product of the last one before it.
     """
-    value = tl.gather(value, tl.arange(0, SUB), 0)
-    return tl.where((tl.arange(0, PARTS) == index)[:, None], tl.reshape(value, [1, SUB]), bias)
+    BLOCKS: tl.constexpr = SUB // BLOCK
+    PARTS: tl.constexpr = TILE // SUB
+    w2_words = w2_ptr.to(tl.pointer_type(tl.int64))
+    w1 = _load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
+    products = tl.zeros([PARTS, SUB * R], tl.float32)
+    for part in tl.range(0, PARTS, num_stages=STAGES):
+        blocks = ()
+        for block in tl.static_range(BLOCKS):
+            columns = tl.minimum(base + part * SUB + block * BLOCK + tl.arange(0, BLOCK), limit - 1)
+            line = w2_words + columns.to(tl.int64)[:, None] * (RANK // 4) + tl.arange(0, 8)[None, :]
+            blocks += (_block_products(line, w1, R, RANK),)
+        found = tl.reshape(_stack(blocks, BLOCKS), [SUB * R])
+        # after a sum over threads each of them holds a copy, and everything behind it would be kept and done once per
+        # copy; a gather by position is the one operation whose result does not inherit that layout
+        found = tl.gather(found, tl.arange(0, SUB * R), 0)
+        products = tl.where((tl.arange(0, PARTS) == part)[:, None], found[None, :], products)
+    return tl.reshape(products, [TILE * R])
+
+
+@triton.jit
+def product_index(columns, row, SUB: tl.constexpr, R: tl.constexpr):
+    """Where `markov_products` puts columns of a row."""
+    inner = (columns % BLOCK * R + row) * (SUB // BLOCK) + columns // BLOCK % (SUB // BLOCK)
+    return columns // SUB * (SUB * R) + inner
 
 
 @triton.jit
@@ -64,57 +149,16 @@ def markov_bias_tile(
     tokens,
     base,
     limit,
-    nought,
+    _nought,
     TILE: tl.constexpr,
     SUB: tl.constexpr,
     R: tl.constexpr,
     RANK: tl.constexpr,
 ):
-    """Bias of one tile for R <= 4 rows, rounded to BF16: float32 [R, TILE].
-
-    The rows share one read of W2. Parts of SUB columns follow each other, so that the partial sums fit in registers.
-    ``tokens`` is a tuple of four scalars of which the first R count. Columns from ``limit`` on are not read and give 0.
-    """
-    PARTS: tl.constexpr = TILE // SUB
-    lanes = tl.arange(0, LANES)
-    bias0 = tl.zeros([PARTS, SUB], tl.float32)
-    bias1 = bias0
-    bias2 = bias0
-    bias3 = bias0
-    for part in tl.range(0, PARTS, num_stages=STAGES):
-        columns = base + part * SUB + tl.arange(0, SUB)
-        real = (columns < limit)[:, None] & (lanes >= 0)[None, :]
-        w2_tile = w2_ptr + columns.to(tl.int64)[:, None] * RANK + lanes[None, :]
-        # always 0, but not to the compiler: hoisted out of this loop, four rows of W1 alone would fill the registers;
-        # the factor keeps the alignment that wide loads need
-        w1_part = w1_ptr + (part * (nought * 64) if R > 2 else 0)
-        sum0 = tl.zeros([SUB, LANES], tl.float32)
-        sum1 = sum0
-        sum2 = sum0
-        sum3 = sum0
-        for start in tl.static_range(0, RANK, LANES):
-            w2 = bf16_to_f32(tl.load(w2_tile + start, mask=real, other=0))
-            sum0 += w2 * _lane_row(w1_part, tokens[0], start, lanes, RANK)
-            if R > 1:
-                sum1 += w2 * _lane_row(w1_part, tokens[1], start, lanes, RANK)
-            if R > 2:
-                sum2 += w2 * _lane_row(w1_part, tokens[2], start, lanes, RANK)
-                sum3 += w2 * _lane_row(w1_part, tokens[3], start, lanes, RANK)
-        bias0 = _take(bias0, part, _tree(sum0, SUB), SUB, PARTS)
-        if R > 1:
-            bias1 = _take(bias1, part, _tree(sum1, SUB), SUB, PARTS)
-        if R > 2:
-            bias2 = _take(bias2, part, _tree(sum2, SUB), SUB, PARTS)
-            bias3 = _take(bias3, part, _tree(sum3, SUB), SUB, PARTS)
-    if R == 1:
-        bias = tl.reshape(tl.reshape(bias0, [TILE]), [1, TILE])
-    elif R == 2:
-        bias = tl.trans(tl.join(tl.reshape(bias0, [TILE]), tl.reshape(bias1, [TILE])))
-    else:
-        even = tl.join(tl.reshape(bias0, [TILE]), tl.reshape(bias2, [TILE]))
-        odd = tl.join(tl.reshape(bias1, [TILE]), tl.reshape(bias3, [TILE]))
-        bias = tl.trans(tl.reshape(tl.join(even, odd), [TILE, 4]))
-    return round_to_bf16(bias)
+    """Bias of one tile for R <= 4 rows, rounded to BF16: float32 [R, TILE]. See `markov_products`."""
+    products = markov_products(w2_ptr, w1_ptr, tokens, base, limit, TILE, SUB, R, RANK)
+    places = product_index(tl.arange(0, TILE)[None, :], tl.arange(0, R)[:, None], SUB, R)
+    return round_to_bf16(tl.reshape(tl.gather(products, tl.reshape(places, [R * TILE]), 0), [R, TILE]))
 
 
 @triton.jit
@@ -150,9 +194,7 @@ def markov_bias_kernel(
     tokens = tl.load(token_ptr + rows)
     if R == 1:
         tokens = tl.max(tokens, axis=0)
-    bias = markov_bias_tile(
-        w2_ptr, w1_ptr, row_scalars(tokens, rows, R), base, vocab_size, vocab_size >> 30, TILE, SUB, R, RANK
-    )
+    bias = markov_bias_tile(w2_ptr, w1_ptr, row_scalars(tokens, rows, R), base, vocab_size, 0, TILE, SUB, R, RANK)
     columns = base + tl.arange(0, TILE)
     bits = (bias.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
     out = bias_ptr + rows[:, None].to(tl.int64) * bias_stride + columns[None, :]

@@ -19,15 +19,18 @@ import triton.language as tl
 from remote_dspark.contract import DEVELOPMENT_SUPPORT_K, Q_FLOOR_FIRST, Q_SEMANTICS, SUPPORT_K, TICKET_TOTAL
 from remote_dspark.kernels.finish import (
     CONTINUATION_FLAG,
+    SMALL_POINTERS,
+    draw_rows,
     emit_tile,
-    finish_rows,
+    merge_candidates,
+    read_control,
     retire,
 )
 from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key
 from remote_dspark.kernels.rows import SampledRows
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=SMALL_POINTERS)
 def sampled_head_kernel(
     logits_ptr,
     logits_stride,
@@ -70,13 +73,14 @@ def sampled_head_kernel(
     limit = tl.minimum((shard + 1) * shard_size, vocab_size)
     columns = base + tl.arange(0, TILE)
     real = columns < limit
-    if OVERLAP:
-        # lets the next position's programs start and read their logits while this one still works
-        tl.extra.cuda.gdc_launch_dependents()
+    exists = row >= 0
+    draw, tau, greedy, round_low, round_high = read_control(row, exists, control_ptr, step)
     logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=0)
     if OVERLAP:
         # the previous position's token, and everything this launch overwrites
         tl.extra.cuda.gdc_wait()
+        # the next position's programs start and read their logits while this one works
+        tl.extra.cuda.gdc_launch_dependents()
     bad_previous = 0
     bias_row = row.to(tl.int64)
     if BY_SLOT:
@@ -88,7 +92,6 @@ def sampled_head_kernel(
     bias = tl.load(bias_ptr + bias_row * bias_stride + columns, mask=real, other=0)
     # not by the loads' own default: a negative int16 default comes out wrong in the upper half of each 32-bit pair
     keys = tl.where(real, order_key(bf16_to_f32(logits) + bf16_to_f32(bias)), KEY_EXCLUDED)
-    exists = row >= 0
     candidates = candidate_ptr + row * (num_tiles * K)
     top = emit_tile(keys, candidates + tile * K, exists, 1, K, TILE, TILE_DIRECT)
     before = retire(counter_ptr + row, flag_ptr + row, top, exists, 1)
@@ -96,13 +99,31 @@ def sampled_head_kernel(
         flags = tl.load(flag_ptr + row, cache_modifier=".cg") | bad_previous
         tl.store(counter_ptr + row, 0)
         tl.store(flag_ptr + row, 0)
-        finish_rows(
+        count = merge_candidates(
             row,
-            exists,
-            1,
             candidate_ptr,
             merged_ptr,
+            1,
+            num_tiles,
+            tiles_per_shard,
+            shard_size,
+            1,
+            K,
+            TILE,
+            N,
+            MERGE_DIRECT,
+        )
+        draw_rows(
+            row,
+            exists,
+            merged_ptr,
+            count,
             flags,
+            draw,
+            tau,
+            greedy,
+            round_low,
+            round_high,
             control_ptr,
             ids_ptr,
             q_ptr,
@@ -111,15 +132,9 @@ def sampled_head_kernel(
             weights_ptr,
             error_ptr,
             stamp_ptr,
-            num_tiles,
-            tiles_per_shard,
-            shard_size,
             step,
             1,
             K,
-            TILE,
-            N,
-            MERGE_DIRECT,
             FLOOR_FIRST,
             EMIT_WEIGHTS,
         )
@@ -142,8 +157,8 @@ class Tiling:
     num_warps: int = 4
 
     def fills_threads(self, elements: int) -> bool:
-        """Whether a program's threads each own 8 elements of their own (see `selection.scatter`)."""
-        return elements >= self.num_warps * 256
+        """Whether a program's threads each own 4 elements of their own (see `selection.scatter`)."""
+        return elements >= self.num_warps * 128
 
     @property
     def shard_size(self) -> int:

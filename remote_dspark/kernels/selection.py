@@ -36,6 +36,16 @@ def entries_of(K: tl.constexpr, R: tl.constexpr):
 
 
 @triton.jit
+def pick(values, rows, row, R: tl.constexpr):
+    """The value of one row out of R."""
+    if R == 1:
+        found = values
+    else:
+        found = tl.sum(tl.where(rows == row, values, 0), axis=0)
+    return found
+
+
+@triton.jit
 def row_max(values, R: tl.constexpr):
     """Maximum of each row."""
     return tl.max(values, axis=0 if R == 1 else 1)
@@ -81,17 +91,82 @@ def any_row(condition, R: tl.constexpr):
 
 
 @triton.jit
+def _spread(values, WARPS: tl.constexpr):
+    """One value of each warp, for every warp: int32 [32], repeated.
+
+    A gather costs one trip through shared memory. A sum over warps would make two, and three barriers.
+    """
+    return tl.gather(values, tl.arange(0, 32) & (WARPS - 1), 0)
+
+
+@triton.jit
+def _by_warp(keys, N: tl.constexpr, WARPS: tl.constexpr, VECTOR: tl.constexpr):
+    """Keys as [repetitions, warps, keys of a warp side by side]: as they lie in registers, so that nothing moves."""
+    OWN: tl.constexpr = 32 * min(VECTOR, N // (32 * WARPS))
+    return tl.reshape(keys, [N // WARPS // OWN, WARPS, OWN])
+
+
+@triton.jit
+def _bounds(keys, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, VECTOR: tl.constexpr):
+    """The least of the maxima of K groups, and the maximum: every group holds a key >= the first, so K keys do."""
+    own = tl.max(_by_warp(keys, N, WARPS, VECTOR), axis=0)
+    GROUPS: tl.constexpr = K // WARPS
+    groups = tl.max(tl.reshape(own, [WARPS, GROUPS, own.shape[1] // GROUPS]), axis=2)
+    both = (tl.min(groups, axis=1) << 16) | (tl.max(groups, axis=1) & 0xFFFF)
+    both = _spread(both, WARPS)
+    return tl.min(both >> 16, axis=0), tl.max((both << 16) >> 16, axis=0)
+
+
+@triton.jit
+def _sum(values, N: tl.constexpr, WARPS: tl.constexpr, VECTOR: tl.constexpr):
+    """Sum of int32 [N], a scalar."""
+    own = tl.sum(tl.sum(_by_warp(values, N, WARPS, VECTOR), axis=0), axis=1)
+    return tl.sum(tl.where(tl.arange(0, 32) < WARPS, _spread(own, WARPS), 0), axis=0)
+
+
+@triton.jit
 def _group_bound(keys, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """The least of the maxima of K groups: every group holds a key >= it, so at least K keys do."""
+    """The first of `_bounds` for rows of any shape."""
     if R > 1:
         bound = tl.min(tl.max(tl.reshape(keys, [R, N // K, K]), axis=1), axis=1)
-    elif N >= 8 * K:
-        # neighbours share a thread, equal positions modulo K share a lane: little data moves
-        chunks = tl.max(tl.reshape(keys, [N // 8, 8]), axis=1)
-        bound = tl.min(tl.max(tl.reshape(chunks, [N // 8 // K, K]), axis=0), axis=0)
     else:
         bound = tl.min(tl.max(tl.reshape(keys, [N // K, K]), axis=0), axis=0)
     return bound
+
+
+@triton.jit
+def _bisect(
+    keys, bound, top, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr, WARPS: tl.constexpr, VECTOR: tl.constexpr
+):
+    """`kth_key`, given a bound that at least K keys reach; with WARPS > 0 rows are summed by `_sum`."""
+    low = tl.maximum(bound, KEY_LOWEST)
+    high = top
+    above = top * 0
+    # invariant: the K-th key is in [low, high], and exactly `above` keys exceed high
+    while any_row(low < high, R):
+        active = low < high
+        # two pivots a round: a round costs a trip between warps, a second comparison little
+        span = high - low - 1
+        lower = low + 1 + span // 3
+        upper = low + 1 + span * 2 // 3
+        # both counts fit 16 bits, so one sum serves two
+        pair = (keys >= column(lower, R)).to(tl.int32) | ((keys >= column(upper, R)).to(tl.int32) << 16)
+        if WARPS > 0:
+            counts = _sum(pair, N, WARPS, VECTOR)
+        else:
+            counts = row_sum(pair, R)
+        lower_count = counts & 0xFFFF
+        upper_count = counts >> 16
+        exact = (upper_count == K) | (lower_count == K)
+        # with exactly K the set is complete: name the key just below it
+        pivot = tl.where(upper_count >= K, upper, lower)
+        next_low = tl.where(upper_count > K, upper, tl.where(lower_count > K, lower, low))
+        next_high = tl.where(upper_count > K, high, tl.where(lower_count > K, upper - 1, lower - 1))
+        next_above = tl.where(upper_count > K, above, tl.where(lower_count > K, upper_count, lower_count))
+        low = tl.where(active, tl.where(exact, pivot - 1, next_low), low)
+        high = tl.where(active, tl.where(exact, pivot - 1, next_high), high)
+        above = tl.where(active, tl.where(exact, K, next_above), above)
+    return low, above
 
 
 @triton.jit
@@ -108,31 +183,23 @@ def kth_key(keys, top, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     Returns:
         (t, c), int32 per row. With fewer than K selectable keys, t is `KEY_LOWEST` and all of them qualify.
     """
-    low = tl.maximum(_group_bound(keys, R, N, K), KEY_LOWEST)
-    high = top
-    above = top * 0
-    # invariant: the K-th key is in [low, high], and exactly `above` keys exceed high
-    while any_row(low < high, R):
-        active = low < high
-        # two pivots a round: a round costs a trip between warps, a second comparison next to nothing
-        span = high - low - 1
-        lower = low + 1 + span // 3
-        upper = low + 1 + span * 2 // 3
-        # both counts fit 16 bits, so one sum serves two
-        pair = (keys >= column(lower, R)).to(tl.int32) | ((keys >= column(upper, R)).to(tl.int32) << 16)
-        counts = row_sum(pair, R)
-        lower_count = counts & 0xFFFF
-        upper_count = counts >> 16
-        exact = (upper_count == K) | (lower_count == K)
-        # with exactly K the set is complete: name the key just below it
-        pivot = tl.where(upper_count >= K, upper, lower)
-        next_low = tl.where(upper_count > K, upper, tl.where(lower_count > K, lower, low))
-        next_high = tl.where(upper_count > K, high, tl.where(lower_count > K, upper - 1, lower - 1))
-        next_above = tl.where(upper_count > K, above, tl.where(lower_count > K, upper_count, lower_count))
-        low = tl.where(active, tl.where(exact, pivot - 1, next_low), low)
-        high = tl.where(active, tl.where(exact, pivot - 1, next_high), high)
-        above = tl.where(active, tl.where(exact, K, next_above), above)
-    return low, above
+    return _bisect(keys, _group_bound(keys, R, N, K), top, R, N, K, 0, 0)
+
+
+@triton.jit
+def threshold_of(keys, R: tl.constexpr, N: tl.constexpr, K: tl.constexpr, VECTOR: tl.constexpr):
+    """`kth_key` and the maximum of each row: (t, c, top), int32 per row.
+
+    VECTOR is the number of keys that a thread holds side by side (those of one wide load); it only affects speed.
+    """
+    WARPS: tl.constexpr = tl.extra.cuda.num_warps() if HAS_ASSEMBLY else 4
+    if R == 1 and K >= WARPS and N >= 32 * WARPS:
+        bound, top = _bounds(keys, N, K, WARPS, VECTOR)
+        threshold, above = _bisect(keys, bound, top, R, N, K, WARPS, VECTOR)
+    else:
+        top = row_max(keys, R)
+        threshold, above = kth_key(keys, top, R, N, K)
+    return threshold, above, top
 
 
 @triton.jit
@@ -141,7 +208,7 @@ def scatter(pointers, values, mask, DIRECT: tl.constexpr):
 
     A plain store of scattered addresses makes the compiler regroup addresses, values and mask through shared memory,
     which takes longer than the store. DIRECT asks for the short way; it is only allowed where every thread owns its
-    elements (at least 8 per thread exist), because copies of an element in further threads may hold another prefix
+    elements (at least 4 per thread exist), because copies of an element in further threads may hold another prefix
     sum. The interpreter has no assembly and uses the plain store.
     """
     if HAS_ASSEMBLY and DIRECT:
@@ -186,9 +253,13 @@ def place(keys, threshold, above, R: tl.constexpr, K: tl.constexpr):
     # both counts fit 16 bits, so one scan serves two
     packed = (greater.to(tl.int32) << 16) | level.to(tl.int32)
     prefix = row_prefix(packed, R)
-    total = row_sum(packed, R)
     wanted = K - above
     level_before = prefix & 0xFFFF
     selected = greater | (level & (level_before <= column(wanted, R)))
     slots = (prefix >> 16) + tl.minimum(level_before, column(wanted, R)) - 1
-    return selected, slots, (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
+    count = wanted + above
+    if any_row(threshold == KEY_LOWEST, R):
+        # only then can there be fewer than K
+        total = row_sum(packed, R)
+        count = (total >> 16) + tl.minimum(total & 0xFFFF, wanted)
+    return selected, slots, count
