@@ -9,7 +9,6 @@ that was lost and renewed again has two holders).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 
 from coordinator.clock import Clock
 from coordinator.errors import CoordinatorError, GateFailed, LinkLost, OwnershipLost
@@ -27,25 +26,25 @@ class Heartbeat:
         orphan_after_s: Silence after which the hosts restore by themselves; beats come four times as often.
     """
 
-    def __init__(self, sessions: Sequence[HostSession], orphan_after_s: int, clock: Clock) -> None:
+    def __init__(self, orphan_after_s: int, clock: Clock) -> None:
         self.step_bound_s: int | None = None
-        self._sessions = list(sessions)
+        self._sessions: list[HostSession] = []
         self._orphan_after_s = orphan_after_s
         self._clock = clock
         self._wake = threading.Event()
         self._stopping = False
         self._loss: CoordinatorError | None = None
-        self._last_ok_ns = {session.name: clock.monotonic_ns() for session in sessions}
+        self._last_ok_ns: dict[str, int] = {}
         self._dead_man_missing_ns: dict[str, int] = {}
-        self._threads = [
-            threading.Thread(target=self._run, args=(session,), name=f"heartbeat-{session.name}", daemon=True)
-            for session in sessions
-        ]
+        self._threads: list[threading.Thread] = []
 
-    def start(self) -> None:
-        """Begin to beat."""
-        for thread in self._threads:
-            thread.start()
+    def add(self, session: HostSession) -> None:
+        """Begin to beat for a host that has just been leased: it must not take us for dead while others are leased."""
+        self._last_ok_ns[session.name] = self._clock.monotonic_ns()
+        self._sessions.append(session)
+        thread = threading.Thread(target=self._run, args=(session,), name=f"heartbeat-{session.name}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def stop(self) -> None:
         """End the threads; returns when no beat is under way."""

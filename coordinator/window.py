@@ -121,13 +121,13 @@ class Window:
         self.note(HoldEvent.ALL_HELD)
 
     def _lease(self) -> None:
+        self._heartbeat = Heartbeat(self.compiled.plan.orphan_after_s, self._clock)
         for session in self.sessions:
             result = self.act(session, "acquire", self._acquire_args(session), with_claim=False)
             session.guard.claim = result["claim"]
             self.records[session.name].epoch = int(result["claim"]["epoch"])
+            self._heartbeat.add(session)
         self._on_all("confirm")
-        self._heartbeat = Heartbeat(self.sessions, self.compiled.plan.orphan_after_s, self._clock)
-        self._heartbeat.start()
 
     def _acquire_args(self, session: HostSession) -> Json:
         plan = self.compiled.plan

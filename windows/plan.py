@@ -297,7 +297,7 @@ class WindowPlan(Strict):
 
     @model_validator(mode="after")
     def _leases_outlive_their_step(self) -> Self:
-        """Nobody beats before every host is leased: until then the first of them must not take us for dead."""
+        """A host that no beat reaches while the others are leased must not take us for dead, or drop its lease."""
         lease_s = self.step_bounds_s[StepKind.LEASE]
         for name in ("orphan_after_s", "provisional_s"):
             if getattr(self, name) < lease_s:
