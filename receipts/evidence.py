@@ -5,11 +5,15 @@ Host facts decide the evidence class, not the word that was written; see DESIGN 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Final
 
 from receipts import bodies
 from receipts.model import Predicate
+
+_RANK: Final = re.compile(r"rank\.\d+\.uuid")
 
 
 def overclaims(predicate: Predicate) -> list[str]:
@@ -29,6 +33,21 @@ def overclaims(predicate: Predicate) -> list[str]:
     if needs_two and len(gpus) == 1:
         messages.append("a physical pair needs two GPUs, found one UUID")
     return messages
+
+
+def physical_ranks(predicate: Predicate) -> int:
+    """Distinct GPUs of its hosts that every observation names as the ranks of a physical pair; 0 when one does not.
+
+    A host with two GPUs is not enough: both ranks may have run on one of them, or on none.
+    """
+    gpus = {gpu.uuid for host in predicate.hosts for gpu in host.gpus}
+    observed: tuple[bodies.Observation, ...] = getattr(predicate.body, "observations", ())
+    counts = []
+    for observation in observed:
+        is_physical = observation.labels.get("topology") == "physical" and observation.compute == "cuda"
+        ranks = {text for name, text in observation.labels.items() if _RANK.fullmatch(name)}
+        counts.append(len(ranks) if is_physical and ranks <= gpus else 0)
+    return min(counts, default=0)
 
 
 def values_of(predicate: Predicate) -> list[Mapping[str, int]]:

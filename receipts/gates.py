@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from receipts import bodies
 from receipts.errors import ReceiptError
-from receipts.evidence import age_s
+from receipts.evidence import age_s, physical_ranks
 from receipts.fields import Kind, Outcome, Row
 from receipts.findings import LogReport, Verified
 from receipts.policy import Policy, Requirement, Stage
@@ -45,6 +45,7 @@ class Record:
     comparison: str | None = None
     budget_total_ns: int | None = None
     is_budget_measured: bool = False
+    num_ranks: int = 0
 
 
 def record(verified: Verified) -> Record:
@@ -74,6 +75,7 @@ def record(verified: Verified) -> Record:
         budget_total_ns=budget.total_ns if budget else None,
         is_budget_measured=budget is not None
         and all(step.basis == "measured" and step.measured_ns is not None for step in budget.steps),
+        num_ranks=physical_ranks(predicate),
     )
 
 
@@ -262,6 +264,10 @@ class _Table:
         if rule.measured_budget:
             found = "all measured" if item.is_budget_measured else "a step without a measured time"
             self.row(f"{name}.measured", "all measured", found, item.is_budget_measured, item.id)
+
+        if rule.ranks is not None:
+            found = f"{item.num_ranks} GPU(s) of its host named"
+            self.row(f"{name}.ranks", f"{rule.ranks} ranks, a GPU each", found, item.num_ranks == rule.ranks, item.id)
 
     def _together(self, stage: Stage, by_id: Mapping[str, Record]) -> None:
         if stage.same_source:

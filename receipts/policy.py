@@ -45,6 +45,7 @@ class Requirement(Block):
         comparison_outcomes: For comparisons: these outcomes are accepted; the rest of its verdict must still hold.
         max_total_s: For budgets: the most that steps and reserve may take together.
         measured_budget: For budgets: every step has a measured time.
+        ranks: For pairs: every observation names this many GPUs of its host, one for each rank of a physical pair.
     """
 
     name: Name
@@ -60,6 +61,7 @@ class Requirement(Block):
     comparison_outcomes: Annotated[tuple[ComparisonOutcome, ...], _relaxed(4)] = ()
     max_total_s: Positive | None = None
     measured_budget: bool = False
+    ranks: Positive | None = None
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -67,6 +69,8 @@ class Requirement(Block):
             raise ValueError("comparison_outcomes belongs to kind comparison")
         if (self.max_total_s is not None or self.measured_budget) and self.kind is not Kind.BUDGET:
             raise ValueError("max_total_s and measured_budget belong to kind budget")
+        if self.ranks is not None and self.kind not in (Kind.PAIR_QUALIFICATION, Kind.WORKER_MEASUREMENT):
+            raise ValueError("ranks belongs to kinds pair-qualification and worker-measurement")
         if self.holds and self.arms:
             raise ValueError("either holds or arms")
         return self

@@ -70,13 +70,24 @@ def rows(*names: str, ok: bool | None = True) -> tuple[Row, ...]:
     return tuple(Row(field=name, expected="as planned", found="as planned", ok=ok) for name in names)
 
 
-def observation(host: str = "alpha", compute: str = "cuda", ok: bool | None = True) -> bodies.Observation:
+PHYSICAL: Mapping[str, str] = {
+    "topology": "physical",
+    "rank.0.uuid": "GPU-alpha-0",
+    "rank.1.uuid": "GPU-alpha-1",
+}
+"""What the program of a physical pair says of its ranks, on `gpu_host`."""
+
+
+def observation(
+    host: str = "alpha", compute: str = "cuda", ok: bool | None = True, labels: Mapping[str, str] | None = None
+) -> bodies.Observation:
     """An observation with one check."""
     return bodies.Observation(
         host=host, sha256=digest("observation"), format=bodies.OBSERVATION_FORMAT, kind="pair-qualification",
         program="pair", argv=("--seed", "1"), source_sha256=SOURCE, compute=compute, device={"name": "H200"},
         started_utc=NOW, elapsed_ns=5, hold_id="hold-1", hold_epoch=3,
-        checks=(bodies.Check(name="ranks agree", expected="[]", found="[]", ok=ok),), values={"rounds": 4}, labels={},
+        checks=(bodies.Check(name="ranks agree", expected="[]", found="[]", ok=ok),), values={"rounds": 4},
+        labels=dict(labels or {}),
         samples=(),
     )  # fmt: skip
 
@@ -128,7 +139,9 @@ EXAMPLES: Mapping[Kind, Any] = {
         checks=(bodies.Check(name="disk free", expected=">= 1 GiB", found="9 GiB", ok=True),),
         parity=rows("driver"), values={"disk_free_bytes": 9 << 30}, labels={"os": "Debian"},
     ),
-    Kind.PAIR_QUALIFICATION: bodies.PairQualificationBody(observations=(observation(),), gates=rows("pair")),
+    Kind.PAIR_QUALIFICATION: bodies.PairQualificationBody(
+        observations=(observation(labels=PHYSICAL),), gates=rows("pair")
+    ),
     Kind.WORKER_MEASUREMENT: bodies.WorkerMeasurementBody(topology="solo", observations=(observation(),)),
     Kind.BUDGET: bodies.BudgetBody(
         steps=(bodies.StepBudget(step="stop", bound_ns=60 * 10**9, measured_ns=3 * 10**9, basis="measured",

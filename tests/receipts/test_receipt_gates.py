@@ -45,8 +45,8 @@ def test_every_rule_that_a_shipped_policy_can_evaluate_has_a_poison() -> None:
     """Red when a gate gains a rule that nothing in the corpus breaks."""
     broken = {row.rpartition(".")[2] for name in SETS for row in json.loads((POISON / name).read_text())["rows"]}
     rules = {"whole", "own", "high-water", "witness", "signers", "anchor", "plan", "attempts", "newer", "count",
-             "verdict", "outcome", "evidence", "age", "signer", "total", "measured", "same-source", "same-hardware",
-             "signatures", "present", "sound", "pin"}  # fmt: skip
+             "verdict", "outcome", "evidence", "age", "signer", "total", "measured", "ranks", "same-source",
+             "same-hardware", "signatures", "present", "sound", "pin"}  # fmt: skip
     assert broken == rules
     judged = {(d["policy"], d["stage"]) for d in map(_document, SETS) if d["rows"]}
     shipped = {path.stem: parse_policy(path.read_bytes()).document for path in POLICIES.glob("*.toml")}

@@ -19,6 +19,7 @@ from receipt_kit import (  # noqa: E402 - needs the path above
     EXAMPLES,
     LOG,
     NOW,
+    PHYSICAL,
     Log,
     arm,
     comparison,
@@ -212,6 +213,26 @@ def unqualified_hold(world: World) -> None:
 def emulated_pair(world: World) -> None:
     body = bodies.PairQualificationBody(observations=(observation(compute="interpreted"),), gates=rows("pair"))
     world.edit("pair-2", body, evidence="EMULATED")
+
+
+@poison("both ranks of the pair ran on one GPU of a host with two")
+def pair_on_one_gpu(world: World) -> None:
+    labels = PHYSICAL | {"rank.1.uuid": PHYSICAL["rank.0.uuid"]}
+    body = bodies.PairQualificationBody(observations=(observation(labels=labels),), gates=rows("pair"))
+    world.edit("pair-1", body)
+
+
+@poison("the pair ran on a GPU that its host does not have")
+def pair_elsewhere(world: World) -> None:
+    labels = PHYSICAL | {"rank.1.uuid": "GPU-elsewhere-1"}
+    body = bodies.PairQualificationBody(observations=(observation(labels=labels),), gates=rows("pair"))
+    world.edit("pair-2", body)
+
+
+@poison("measured on CUDA, but nothing says that it was a physical pair")
+def pair_without_ranks(world: World) -> None:
+    body = bodies.PairQualificationBody(observations=(observation(),), gates=rows("pair"))
+    world.edit("pair-2", body)
 
 
 @poison("a rehearsal's arm among measured ones")
