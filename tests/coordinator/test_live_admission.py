@@ -38,6 +38,9 @@ def on_gpus(predicate: dict[str, Any]) -> dict[str, Any]:
     fields["hosts"] = [host | {"gpus": gpus} for host in fields["hosts"]]
     for observation in fields["body"].get("observations", ()):
         observation["compute"] = "cuda"
+        if predicate["kind"] == "pair-qualification":
+            ranks = {f"rank.{number}.uuid": gpu["uuid"] for number, gpu in enumerate(gpus)}
+            observation["labels"] |= {"topology": "physical"} | ranks
     return fields | {"started_utc": utc(60), "ended_utc": utc(59), "evidence": "MEASURED"}
 
 
