@@ -91,7 +91,7 @@ def measure_products(report: Report, backbone: Backbone, peak: float) -> None:
 
             bodies: dict[str, Callable[[], None]] = {"library": library}
             for label, tiling in TILINGS.items():
-                bodies[label] = _own(name, weights, x, tiling, calls)
+                bodies[label] = _own(name, weights, x, tiling.head if name == "head" else tiling.layers, calls)
             for label, body in bodies.items():
                 timing = time_graph(body, calls, 20)
                 rate = size / (timing.per_call_us * 1e-6)

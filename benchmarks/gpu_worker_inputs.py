@@ -19,19 +19,20 @@ NUM_SEATS = 4
 MAX_POSITIONS = 4096
 CACHE_BYTES = 1 << 30
 
+PLAIN = MatmulTiling(overlap=False)
+DEEP = MatmulTiling(block_k=128, num_stages=3)
+
 TILINGS = {
-    "default": MatmulTiling(),
-    "overlap": MatmulTiling(overlap=True),
-    "prefetch": MatmulTiling(overlap=True, prefetch_bytes=1024),
-    "deep": MatmulTiling(block_k=128, num_stages=3),
-    "wide": MatmulTiling(block_n=128, num_stages=4),
+    "default": BackboneTiling(),
+    "plain": BackboneTiling(PLAIN, PLAIN, chain_overlap=False),
+    "deep": BackboneTiling(DEEP, DEEP),
 }
 """Candidates; the first is what the worker uses."""
 
 WARM_PARTS = ("front1", "front4", "greedy", "greedy4", "sampled", "sampled4", "context")
 
 
-def build(model: DSparkDrafter, tiling: MatmulTiling, num_seats: int = NUM_SEATS) -> DeviceCompute:
+def build(model: DSparkDrafter, tiling: BackboneTiling, num_seats: int = NUM_SEATS) -> DeviceCompute:
     """A compute with every sequence captured and random context in every seat."""
     compute = DeviceCompute(
         model,
@@ -41,7 +42,7 @@ def build(model: DSparkDrafter, tiling: MatmulTiling, num_seats: int = NUM_SEATS
         cache_bytes=CACHE_BYTES,
         max_positions=min(MAX_POSITIONS, model.config.max_positions),
         max_depth=DEPTH,
-        tiling=BackboneTiling(tiling, tiling),
+        tiling=tiling,
     )
     for seat in range(num_seats):
         compute.context(seat)
@@ -70,45 +71,49 @@ def warm(part: str, shape: str, tilings: list[str]) -> None:
     model = synthetic_drafter(shape, "cuda")
     if part.startswith("front"):
         for label in tilings:
-            backbone = Backbone(model, NUM_SEATS, 256, BackboneTiling(TILINGS[label], TILINGS[label]))
+            backbone = Backbone(model, NUM_SEATS, 256, TILINGS[label])
             batch = int(part[-1])
             ids = torch.zeros(batch, dtype=torch.int32, device="cuda")
             logits = torch.zeros(DEPTH, batch, model.config.vocab_size, dtype=torch.bfloat16, device="cuda")
             backbone.write_logits(ids, ids, ids, logits)
     elif part == "context":
         for label in tilings:
-            backbone = Backbone(model, NUM_SEATS, 256, BackboneTiling(TILINGS[label], TILINGS[label]))
+            backbone = Backbone(model, NUM_SEATS, 256, TILINGS[label])
             header = torch.zeros(4, dtype=torch.int32, device="cuda")
             for rows in (16, 32):
                 states = torch.zeros(rows, model.config.fused_width, dtype=torch.bfloat16, device="cuda")
                 backbone.write_context(states, header)
     else:
-        warm_heads(part, model)
+        for label in tilings:
+            warm_heads(part, model, TILINGS[label])
     torch.cuda.synchronize()
 
 
-def warm_heads(part: str, model: DSparkDrafter) -> None:
-    """Compile the heads for the batches of one part."""
+def warm_heads(part: str, model: DSparkDrafter, tiling: BackboneTiling) -> None:
+    """Compile bias rows and heads for the batches of one part; as many launches as show every way of launching."""
     from remote_dspark.drafter.device import head_settings
     from remote_dspark.drafter.device_markov import DeviceMarkovRows
     from remote_dspark.kernels.backbone_greedy import greedy_buffers, launch_greedy
-    from remote_dspark.kernels.markov_head import launch_markov_position
-    from remote_dspark.kernels.sampled_head import HeadBuffers
+    from remote_dspark.kernels.backbone_markov import write_bias_rows
+    from remote_dspark.kernels.sampled_head import HeadBuffers, launch_position
 
-    head, vocab_size = model.markov_head, model.config.vocab_size
+    head, vocab_size, overlap = model.markov_head, model.config.vocab_size, tiling.chain_overlap
     markov = DeviceMarkovRows(head.markov_w1.weight, head.markov_w2.weight, 1 << 20)
     markov.fill(0)
     tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
-    settings = head_settings(vocab_size, SUPPORT_K, Q_FLOOR_FIRST)
-    for batch in (4, 3) if part.endswith("4") else (1, 2):
+    settings = head_settings(vocab_size, SUPPORT_K, Q_FLOOR_FIRST, overlap=overlap)
+    for batch in (4,) if part.endswith("4") else (1, 2):
         control = torch.zeros(batch, 16, dtype=torch.int32, device="cuda")
         previous = torch.zeros(batch, dtype=torch.int32, device="cuda")
         logits = torch.zeros(batch, -(-vocab_size // 64) * 64, dtype=torch.bfloat16, device="cuda")
+        bias = torch.zeros_like(logits)
+        for step in range(2):
+            write_bias_rows(previous, *tables, bias, overlap=overlap and step > 0)
         if part.startswith("greedy"):
             outputs = (torch.zeros(1, batch, dtype=torch.int32, device="cuda"), previous.clone())
             buffers = greedy_buffers(*outputs, torch.zeros(1, batch, 3, dtype=torch.int64, device="cuda"))
-            launch_greedy(buffers, 0, logits, control, previous, *tables)
+            launch_greedy(buffers, 0, logits, bias, control, vocab_size, overlap=overlap)
         else:
-            launch_markov_position(
-                settings, HeadBuffers(settings, 1, batch, "cuda"), 0, logits, control, previous, *tables
-            )
+            buffers = HeadBuffers(settings, 2, batch, "cuda")
+            for step in range(2):
+                launch_position(settings, buffers, step, logits, bias, control)

@@ -10,7 +10,7 @@ The same arithmetic as `drafter.model`, which is its reference: BF16 weights, FP
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 import triton
@@ -28,10 +28,17 @@ MIN_ROWS = 16
 
 @dataclass(frozen=True)
 class BackboneTiling:
-    """Fixed choices of every product; the first is for everything but the head."""
+    """Fixed choices.
+
+    Attributes:
+        layers: Every product but the head.
+        head: Base logits.
+        chain_overlap: Programmatic dependent launch between bias rows and selectors.
+    """
 
     layers: MatmulTiling = field(default_factory=MatmulTiling)
     head: MatmulTiling = field(default_factory=MatmulTiling)
+    chain_overlap: bool = True
 
 
 class Backbone:
@@ -48,15 +55,13 @@ class Backbone:
         values: The same shape.
     """
 
-    def __init__(
-        self, model: DSparkDrafter, num_seats: int, max_positions: int, tiling: BackboneTiling | None = None
-    ) -> None:
+    def __init__(self, model: DSparkDrafter, num_seats: int, max_positions: int, tiling: BackboneTiling) -> None:
         config, device = model.config, model.fc.weight.device
         self.model = model
         self.packed = pack_model(model, max_positions)
         self.num_seats = num_seats
         self.max_positions = max_positions
-        self._tiling = BackboneTiling() if tiling is None else tiling
+        self._tiling = tiling
         shape = (config.num_layers, num_seats, config.num_kv_heads, max_positions, config.head_dim)
         self.keys = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         self.values = torch.zeros(shape, dtype=torch.bfloat16, device=device)
@@ -179,8 +184,3 @@ class Backbone:
         if key not in self._buffers:
             self._buffers[key] = torch.zeros(shape, dtype=dtype, device=self.keys.device)
         return self._buffers[key]
-
-
-def without_overlap(tiling: BackboneTiling) -> BackboneTiling:
-    """The same products, every kernel after the end of the one before it."""
-    return BackboneTiling(replace(tiling.layers, overlap=False), replace(tiling.head, overlap=False))

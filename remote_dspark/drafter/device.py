@@ -33,10 +33,10 @@ from remote_dspark.drafter.model import DSparkDrafter
 from remote_dspark.drafter.staging import Block, BlockStaging
 from remote_dspark.drafter.timings import StepTimings
 from remote_dspark.kernels.backbone_greedy import greedy_buffers, launch_greedy
-from remote_dspark.kernels.markov_head import launch_markov_position
-from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling
+from remote_dspark.kernels.backbone_markov import write_bias_rows
+from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling, launch_position
 
-HEAD_TILE: Final = 1024
+HEAD_TILE: Final = 2048
 STATE_ROWS: Final = (MIN_ROWS, 32)
 """Rows of one captured context write; a larger chunk is written in pieces."""
 
@@ -44,10 +44,10 @@ NUM_STATE_BUFFERS: Final = 4
 HEADER_BYTES: Final = 16
 
 
-def head_settings(vocab_size: int, support: int, semantics: str) -> HeadSettings:
+def head_settings(vocab_size: int, support: int, semantics: str, *, overlap: bool) -> HeadSettings:
     """Fixed choices of the sampled head."""
     tile = min(HEAD_TILE, triton.next_power_of_2(max(vocab_size, support)))
-    return HeadSettings(Tiling(vocab_size, tile, 1, 8), support, semantics)
+    return HeadSettings(Tiling(vocab_size, tile, 1, 4), support, semantics, overlap=overlap)
 
 
 class BlockSequence:
@@ -60,6 +60,7 @@ class BlockSequence:
         logits: bf16 [depth, B, >= V] scratch.
         settings: Of the sampled head; None captures the greedy chain alone.
         support: Entries of a sampled row.
+        tiling: Fixed choices of the chains.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class BlockSequence:
         logits: Tensor,
         settings: HeadSettings | None,
         support: int,
+        tiling: BackboneTiling,
     ) -> None:
         depth, num_rows, _ = logits.shape
         self.depth = depth
@@ -86,34 +88,44 @@ class BlockSequence:
         self._front = launcher.capture(front)
         head = backbone.model.markov_head
         self._tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
-        self._greedy = launcher.capture(self._greedy_chain())
-        self._sampled = None if settings is None else launcher.capture(self._sampled_chain(settings))
+        self._bias = torch.zeros_like(logits[0])
+        self._tiling = tiling
+        self._greedy = launcher.capture(self._chain(self._greedy_selector()))
+        self._sampled = None if settings is None else launcher.capture(self._chain(self._sampled_selector(settings)))
 
-    def _greedy_chain(self) -> Callable[[], None]:
-        staging = self.staging
-        buffers = greedy_buffers(staging.token, staging.error, staging.stamp)
-        previous = [staging.anchors, *staging.token]
+    def _chain(self, select: Callable[[int], None]) -> Callable[[], None]:
+        """Bias rows and a selector for every position; the previous token is the anchor, then the last selection."""
+        previous, tiling = [self.staging.anchors, *self.staging.token], self._tiling
 
         def chain() -> None:
             for step in range(self.depth):
-                launch_greedy(buffers, step, self.logits[step], staging.control, previous[step], *self._tables)
+                # the first launch reads what the host's copy brought, so it waits for everything before it
+                overlap = tiling.chain_overlap and step > 0
+                write_bias_rows(previous[step], *self._tables, self._bias, overlap=overlap)
+                select(step)
 
         return chain
 
-    def _sampled_chain(self, settings: HeadSettings) -> Callable[[], None]:
+    def _greedy_selector(self) -> Callable[[int], None]:
+        staging = self.staging
+        buffers = greedy_buffers(staging.token, staging.error, staging.stamp)
+        vocab_size, overlap = self._vocab_size, self._tiling.chain_overlap
+
+        def select(step: int) -> None:
+            launch_greedy(buffers, step, self.logits[step], self._bias, staging.control, vocab_size, overlap=overlap)
+
+        return select
+
+    def _sampled_selector(self, settings: HeadSettings) -> Callable[[int], None]:
         staging = self.staging
         buffers = HeadBuffers(settings, self.depth, staging.num_rows, staging.token.device)
         buffers.ids, buffers.q, buffers.count = staging.ids, staging.q, staging.count
         buffers.token, buffers.error, buffers.stamp = staging.token, staging.error, staging.stamp
-        previous = [staging.anchors, *staging.token]
 
-        def chain() -> None:
-            for step in range(self.depth):
-                launch_markov_position(
-                    settings, buffers, step, self.logits[step], staging.control, previous[step], *self._tables
-                )
+        def select(step: int) -> None:
+            launch_position(settings, buffers, step, self.logits[step], self._bias, staging.control)
 
-        return chain
+        return select
 
     def write_logits(self, blocks: Sequence[Block]) -> None:
         """Launch everything before the heads."""
@@ -225,20 +237,23 @@ class DeviceCompute:
     ) -> None:
         config, weight = model.config, model.markov_head.markov_w2.weight
         self._launcher = Launcher(weight.device)
+        tiling = BackboneTiling() if tiling is None else tiling
         self.backbone = Backbone(model, num_seats, max_positions, tiling)
         self.markov = DeviceMarkovRows(model.markov_head.markov_w1.weight, weight, cache_bytes)
         self._states = StateWriter(self.backbone, self._launcher)
         self._contexts: dict[int, SeatContext] = {}
         self._state_ns = 0
         self.timings: StepTimings | None = None
-        settings = head_settings(config.vocab_size, support, semantics) if sampled else None
+        settings = None
+        if sampled:
+            settings = head_settings(config.vocab_size, support, semantics, overlap=tiling.chain_overlap)
         depths = sorted({depth for depth in PRODUCTION_DEPTHS if depth < max_depth} | {max_depth})
         width = -(-config.vocab_size // 64) * 64
         self._sequences: dict[int, list[BlockSequence]] = {}
         for num_rows in range(1, num_seats + 1):
             logits = torch.zeros((max_depth, num_rows, width), dtype=torch.bfloat16, device=weight.device)
             self._sequences[num_rows] = [
-                BlockSequence(self.backbone, self.markov, self._launcher, logits[:depth], settings, support)
+                BlockSequence(self.backbone, self.markov, self._launcher, logits[:depth], settings, support, tiling)
                 for depth in depths
             ]
 

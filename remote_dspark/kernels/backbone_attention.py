@@ -17,8 +17,11 @@ from remote_dspark.kernels.backbone_matmul import bf16_bits, partial_sum
 from remote_dspark.kernels.backbone_rows import normalised_halves
 from remote_dspark.kernels.rounding import bf16_to_f32
 
-SPLITS = 16
-"""Shares that a context is cut into at most."""
+SPLITS = 8
+"""Shares that a context is cut into at most; the block itself is one more."""
+
+SHORTEST = 2
+"""Tiles of a share at least: merging a share costs more than reading one."""
 
 TILE = 64
 """Context positions of one step."""
@@ -44,15 +47,14 @@ def _attend(top, mass, mixed, first, second, key_first, key_second, value, is_ke
 
 
 @triton.jit
-def _block_half(partial_ptr, num_shares, step, row, column, at, real):
+def _block_half(partial_ptr, SHARES: tl.constexpr, step, row, column, at, real):
     """One half of the heads of block rows, [n, HALF]."""
-    return partial_sum(partial_ptr, num_shares, step, row[:, None] + (column[:, None] + at[None, :]), real[:, None])
+    return partial_sum(partial_ptr, SHARES, step, row[:, None] + (column[:, None] + at[None, :]), real[:, None])
 
 
-@triton.jit(do_not_specialize=["num_shares", "num_rows", "num_seats", "block_size"])
+@triton.jit(do_not_specialize=["num_rows", "num_seats", "block_size"])
 def block_attention_kernel(
     partial_ptr,
-    num_shares,
     num_rows,
     seat_ptr,
     length_ptr,
@@ -71,6 +73,7 @@ def block_attention_kernel(
     block_size,
     scale,
     eps,
+    SHARES: tl.constexpr,
     PAD: tl.constexpr,
     GROUPS: tl.constexpr,
     QUERIES: tl.constexpr,
@@ -78,10 +81,11 @@ def block_attention_kernel(
     HALF: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
+    SHORTEST: tl.constexpr,
     WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Grid (shares, key heads, requests); see `block_attention`."""
+    """Grid (shares + 1, key heads, requests); see `block_attention`."""
     split = tl.program_id(0)
     head = tl.program_id(1)
     request = tl.program_id(2)
@@ -90,8 +94,9 @@ def block_attention_kernel(
         tl.extra.cuda.gdc_wait()
     length = tl.minimum(tl.maximum(tl.load(length_ptr + request), 0), max_positions)
     seat = tl.minimum(tl.maximum(tl.load(seat_ptr + request), 0), num_seats - 1)
-    chunk = tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), TILE), 1) * TILE
-    num_active = tl.maximum(tl.cdiv(length, chunk), 1)
+    chunk = tl.maximum(tl.cdiv(tl.cdiv(length, SPLITS), TILE), SHORTEST) * TILE
+    num_context = tl.cdiv(length, chunk)
+    num_active = num_context + 1
     if split < num_active:
         HEAD: tl.constexpr = 2 * HALF
         width = num_heads * (GROUPS + 2) * HEAD
@@ -103,8 +108,8 @@ def block_attention_kernel(
         is_query = (group < GROUPS) & (place < block_size)
         line = (request * PAD + place) * width
         column = (head * GROUPS + group) * HEAD
-        first = _block_half(partial_ptr, num_shares, step, line, column, at, is_query)
-        second = _block_half(partial_ptr, num_shares, step, line, column + HALF, at, is_query)
+        first = _block_half(partial_ptr, SHARES, step, line, column, at, is_query)
+        second = _block_half(partial_ptr, SHARES, step, line, column + HALF, at, is_query)
         angle = (length + place)[:, None] * HALF + at[None, :]
         cos = bf16_to_f32(tl.load(cos_ptr + angle, mask=is_query[:, None], other=0))
         sin = bf16_to_f32(tl.load(sin_ptr + angle, mask=is_query[:, None], other=0))
@@ -115,14 +120,14 @@ def block_attention_kernel(
         mass = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, HEAD], tl.float32)
         whole = tl.arange(0, HEAD)
-        if split == 0:
+        if split == num_context:
             # the block's own keys and values, which are never stored
             block_row = tl.arange(0, KEYS)
             in_block = block_row < block_size
             block_line = (request * PAD + block_row) * width
             block_column = block_row * 0 + (num_heads * GROUPS + head) * HEAD
-            block_first = _block_half(partial_ptr, num_shares, step, block_line, block_column, at, in_block)
-            block_second = _block_half(partial_ptr, num_shares, step, block_line, block_column + HALF, at, in_block)
+            block_first = _block_half(partial_ptr, SHARES, step, block_line, block_column, at, in_block)
+            block_second = _block_half(partial_ptr, SHARES, step, block_line, block_column + HALF, at, in_block)
             block_angle = (length + block_row)[:, None] * HALF + at[None, :]
             block_cos = bf16_to_f32(tl.load(cos_ptr + block_angle, mask=in_block[:, None], other=0))
             block_sin = bf16_to_f32(tl.load(sin_ptr + block_angle, mask=in_block[:, None], other=0))
@@ -130,7 +135,7 @@ def block_attention_kernel(
                 block_first, block_second, k_norm_ptr, block_cos, block_sin, at, in_block[:, None], HALF, eps
             )
             block_column += num_heads * HEAD
-            block_value = _block_half(partial_ptr, num_shares, step, block_line, block_column, whole, in_block)
+            block_value = _block_half(partial_ptr, SHARES, step, block_line, block_column, whole, in_block)
             top, mass, mixed = _attend(
                 top, mass, mixed, first, second, block_first, block_second, block_value, in_block, scale, WIDE
             )
@@ -148,7 +153,7 @@ def block_attention_kernel(
             )
         is_last = num_active == 1
         if num_active > 1:
-            parts = scratch_ptr + (request * num_heads + head) * (SPLITS * QUERIES * (HEAD + 2))
+            parts = scratch_ptr + (request * num_heads + head) * ((SPLITS + 1) * QUERIES * (HEAD + 2))
             mine = parts + split * (QUERIES * (HEAD + 2))
             tl.store(mine + query, top)
             tl.store(mine + QUERIES + query, mass)
@@ -161,13 +166,14 @@ def block_attention_kernel(
                 top = tl.full([QUERIES], -float("inf"), tl.float32)
                 mass = tl.zeros([QUERIES], tl.float32)
                 mixed = tl.zeros([QUERIES, HEAD], tl.float32)
-                for index in range(num_active):
+                for index in tl.static_range(SPLITS + 1):
+                    is_active = index < num_active
                     other = parts + index * (QUERIES * (HEAD + 2))
                     # other programs wrote these: read them where those writes are, in L2
-                    theirs = tl.load(other + query, cache_modifier=".cg")
-                    their_mass = tl.load(other + QUERIES + query, cache_modifier=".cg")
+                    theirs = tl.load(other + query, mask=is_active, other=-float("inf"), cache_modifier=".cg")
+                    their_mass = tl.load(other + QUERIES + query, mask=is_active, other=0.0, cache_modifier=".cg")
                     where = other + 2 * QUERIES + query[:, None] * HEAD + whole[None, :]
-                    their_mixed = tl.load(where, cache_modifier=".cg")
+                    their_mixed = tl.load(where, mask=is_active, other=0.0, cache_modifier=".cg")
                     best = tl.maximum(top, theirs)
                     fade = tl.exp2(top - best)
                     their_fade = tl.exp2(theirs - best)
@@ -189,7 +195,7 @@ class AttentionScratch:
     """
 
     def __init__(self, num_requests: int, num_heads: int, queries: int, head_dim: int, device: torch.device) -> None:
-        size = num_requests * num_heads * SPLITS * queries * (head_dim + 2)
+        size = num_requests * num_heads * (SPLITS + 1) * queries * (head_dim + 2)
         self.parts = torch.zeros(size, dtype=torch.float32, device=device)
         self.counter = torch.zeros(num_requests * num_heads, dtype=torch.int32, device=device)
 
@@ -221,7 +227,7 @@ def block_attention(
         keys: bf16 [seats, key heads, positions, head_dim] of this layer, rotated.
         values: The same shape.
         out: bf16 [rows, query heads * head_dim], written in real rows.
-        scratch: For `SPLITS` shares of every request.
+        scratch: For the shares of every request.
         block_size: Real rows of a request.
         pad: Rows that a request owns.
         eps: Of the norms.
@@ -231,9 +237,8 @@ def block_attention(
     groups = out.shape[1] // (num_heads * head_dim)
     is_cuda = partial.is_cuda
     overlap = overlap and is_cuda
-    block_attention_kernel[(SPLITS, num_heads, seats.shape[0])](
+    block_attention_kernel[(SPLITS + 1, num_heads, seats.shape[0])](
         partial,
-        partial.shape[0],
         partial.shape[1],
         seats,
         lengths,
@@ -252,6 +257,7 @@ def block_attention(
         block_size,
         head_dim**-0.5 * 1.4426950408889634,
         eps,
+        SHARES=partial.shape[0],
         PAD=pad,
         GROUPS=groups,
         QUERIES=query_rows(groups, pad),
@@ -259,6 +265,7 @@ def block_attention(
         HALF=head_dim // 2,
         TILE=TILE,
         SPLITS=SPLITS,
+        SHORTEST=SHORTEST,
         WIDE=not is_cuda,
         OVERLAP=overlap,
         num_warps=4,

@@ -20,7 +20,6 @@ import torch
 import triton
 import triton.language as tl
 
-from remote_dspark.kernels.markov_product import prefetch_l2
 from remote_dspark.kernels.rounding import round_to_bf16
 
 PARTIAL = 0
@@ -55,7 +54,6 @@ def skinny_matmul_kernel(
     EVEN: tl.constexpr,
     WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
-    PREFETCH: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """``x [ROWS, inner] . w [columns, inner]^T``; grid (column tiles, shares). See `skinny_matmul`."""
@@ -66,11 +64,6 @@ def skinny_matmul_kernel(
     w_at = w_ptr + columns.to(tl.int64)[:, None] * inner_size + (start + inner)[None, :]
     x_at = x_ptr + rows[None, :] * inner_size + (start + inner)[:, None]
     if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        if PREFETCH > 0:
-            # the weights do not depend on the kernel before: fetch them while it is still at work
-            line = (w_ptr + columns.to(tl.int64) * inner_size + start).to(tl.int64)
-            prefetch_l2(line, PREFETCH)
         tl.extra.cuda.gdc_wait()
     total = tl.zeros([BLOCK_N, ROWS], tl.float32)
     for done in tl.range(0, share, BLOCK_K, num_stages=STAGES):
@@ -88,6 +81,9 @@ def skinny_matmul_kernel(
         total = tl.dot(w, x, total, input_precision="ieee")
         w_at += BLOCK_K
         x_at += BLOCK_K
+    if OVERLAP:
+        # not earlier: programs of the next kernel would take the places that this one's need
+        tl.extra.cuda.gdc_launch_dependents()
     real = (columns < num_columns)[None, :] & (rows >= 0)[:, None]
     result = tl.trans(total)
     if KIND == 0:
@@ -109,10 +105,10 @@ def skinny_matmul_kernel(
 
 
 @triton.jit
-def partial_sum(partial_ptr, num_shares, share_stride, at, mask):
+def partial_sum(partial_ptr, SHARES: tl.constexpr, share_stride, at, mask):
     """Sum of stored shares in ascending order, rounded to BF16: the product as a BF16 matrix product returns it."""
     total = tl.load(partial_ptr + at, mask=mask, other=0.0)
-    for index in range(1, num_shares):
+    for index in tl.static_range(1, SHARES):
         total += tl.load(partial_ptr + index * share_stride + at, mask=mask, other=0.0)
     return round_to_bf16(total)
 
@@ -125,10 +121,8 @@ class MatmulTiling:
     block_k: int = 64
     num_stages: int = 5
     num_warps: int = 4
-    overlap: bool = False
+    overlap: bool = True
     """Programmatic dependent launch: a kernel starts while the one before it ends."""
-    prefetch_bytes: int = 0
-    """Bytes per weight row that a program asks for before the kernel before it has ended; with ``overlap`` only."""
 
 
 def split_of(num_columns: int, inner_size: int, tiling: MatmulTiling) -> int:
@@ -189,7 +183,6 @@ def skinny_matmul(
         EVEN=num_columns % tiling.block_n == 0 and inner_size % tiling.block_k == 0,
         WIDE=not is_cuda,
         OVERLAP=overlap,
-        PREFETCH=min(tiling.prefetch_bytes, share * 2) if overlap else 0,
         STAGES=tiling.num_stages,
         num_warps=tiling.num_warps,
         **({"launch_pdl": True} if overlap else {}),

@@ -37,14 +37,10 @@ def embed_norm_kernel(
     eps,
     PAD: tl.constexpr,
     BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):
     """Block rows ``[anchor, MASK, MASK, ...]`` of every request, embedded and normalised; grid (rows,)."""
     row = tl.program_id(0)
     request = row // PAD
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     anchor = tl.load(anchor_ptr + tl.minimum(request, num_requests - 1))
     token = tl.where(row - request * PAD == 0, anchor, mask_id)
     # the host has checked the anchor; a broken one must still not read outside the table
@@ -57,15 +53,15 @@ def embed_norm_kernel(
     tl.store(out_ptr + row * width + at, bf16_bits(out), mask=real)
 
 
-@triton.jit(do_not_specialize=["num_shares"])
+@triton.jit
 def residual_norm_kernel(
     partial_ptr,
-    num_shares,
     weight_ptr,
     x_ptr,
     out_ptr,
     width,
     eps,
+    SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
     RESIDUAL: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -77,7 +73,7 @@ def residual_norm_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    x = partial_sum(partial_ptr, num_shares, tl.num_programs(0) * width, row * width + at, real)
+    x = partial_sum(partial_ptr, SHARES, tl.num_programs(0) * width, row * width + at, real)
     if RESIDUAL:
         x = round_to_bf16(bf16_to_f32(tl.load(x_ptr + row * width + at, mask=real, other=0)) + x)
         tl.store(x_ptr + row * width + at, bf16_bits(x), mask=real)
@@ -97,10 +93,9 @@ def normalised_halves(first, second, weight_ptr, cos, sin, at, real, HALF: tl.co
     return left, right
 
 
-@triton.jit(do_not_specialize=["num_shares", "num_seats"])
+@triton.jit(do_not_specialize=["num_seats"])
 def context_write_kernel(
     partial_ptr,
-    num_shares,
     header_ptr,
     k_norm_ptr,
     cos_ptr,
@@ -111,6 +106,7 @@ def context_write_kernel(
     num_seats,
     max_positions,
     eps,
+    SHARES: tl.constexpr,
     HALF: tl.constexpr,
 ):
     """Keys (normalised, rotated) and values of committed rows into a seat; grid (rows, layers * heads)."""
@@ -127,8 +123,8 @@ def context_write_kernel(
         key = row * width + (layer * 2 * num_heads + head) * (2 * HALF) + at
         value = key + num_heads * (2 * HALF)
         step = tl.num_programs(0) * width
-        first = partial_sum(partial_ptr, num_shares, step, key[None, :], every)
-        second = partial_sum(partial_ptr, num_shares, step, (key + HALF)[None, :], every)
+        first = partial_sum(partial_ptr, SHARES, step, key[None, :], every)
+        second = partial_sum(partial_ptr, SHARES, step, (key + HALF)[None, :], every)
         cos = bf16_to_f32(tl.load(cos_ptr + position * HALF + at))[None, :]
         sin = bf16_to_f32(tl.load(sin_ptr + position * HALF + at))[None, :]
         first, second = normalised_halves(
@@ -138,8 +134,8 @@ def context_write_kernel(
         out = (line * (2 * HALF) + at)[None, :]
         tl.store(key_ptr + out, bf16_bits(first))
         tl.store(key_ptr + out + HALF, bf16_bits(second))
-        first = partial_sum(partial_ptr, num_shares, step, value[None, :], every)
-        second = partial_sum(partial_ptr, num_shares, step, (value + HALF)[None, :], every)
+        first = partial_sum(partial_ptr, SHARES, step, value[None, :], every)
+        second = partial_sum(partial_ptr, SHARES, step, (value + HALF)[None, :], every)
         tl.store(value_ptr + out, bf16_bits(first))
         tl.store(value_ptr + out + HALF, bf16_bits(second))
 
@@ -185,7 +181,6 @@ def embed_norm(
         eps,
         PAD=pad,
         BLOCK=triton.next_power_of_2(width),
-        OVERLAP=False,
         num_warps=8,
     )
 
@@ -207,12 +202,12 @@ def residual_norm(
     overlap = overlap and partial.is_cuda
     residual_norm_kernel[(rows,)](
         partial,
-        shares,
         weight.view(torch.int16),
         (out if x is None else x).view(torch.int16),
         out.view(torch.int16),
         width,
         eps,
+        SHARES=shares,
         BLOCK=triton.next_power_of_2(width),
         RESIDUAL=x is not None,
         OVERLAP=overlap,
@@ -246,7 +241,6 @@ def write_context(
     layers, seats, heads, positions, head_dim = keys.shape
     context_write_kernel[(rows, layers * heads)](
         partial,
-        shares,
         header,
         k_norm.view(torch.int16),
         rope[0].view(torch.int16),
@@ -257,6 +251,7 @@ def write_context(
         seats,
         positions,
         eps,
+        SHARES=shares,
         HALF=head_dim // 2,
         num_warps=1,
     )

@@ -35,7 +35,7 @@ def load_model(config: WorkerConfig) -> DSparkDrafter:
         num_devices = torch.cuda.device_count()
         if (device.index or 0) >= num_devices:
             raise BootError(f"model.device: expected one of {num_devices} CUDA devices, found {config.device!r}")
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     dtype = getattr(torch, config.dtype)
     try:
         if config.synthetic is not None:

@@ -1,0 +1,142 @@
+"""Bias rows of the previous tokens of a batch: from the cache where it has them, else the Markov product.
+
+One launch before each position's selector, greedy or sampled: both read the same rows. The order of additions is that
+of `markov_product` (32 lanes in ascending order, then a tree of neighbours), so a row computed here, a cached row and
+the reference are the same bits. Programs take parts of the vocabulary in turn, so that all of them end together.
+
+Covered: vanilla Markov head, 1 to 4 rows, rank a multiple of 32. Not covered: gated and RNN heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from remote_dspark.kernels.backbone_matmul import bf16_bits
+from remote_dspark.kernels.markov_product import BLOCK, _block_products, _load_rows, row_scalars
+
+MULTIPROCESSORS = 132
+"""Of the device the grid is laid out for; another number changes the time and nothing else."""
+
+
+@triton.jit
+def _of_row(values, row, R: tl.constexpr):
+    """Elements of a tuple of four scalars by row, as a tensor."""
+    found = row * 0 + values[0]
+    for index in tl.static_range(1, R):
+        found = tl.where(row == index, values[index], found)
+    return found
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def bias_rows_kernel(
+    w2_ptr,
+    w1_ptr,
+    out_ptr,
+    out_stride,
+    cache_ptr,
+    cache_stride,
+    slot_ptr,
+    previous_ptr,
+    num_rows,
+    vocab_size,
+    num_parts,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+    COPY: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Bias rows of up to R rows; grid (programs,). See `write_bias_rows`."""
+    program = tl.program_id(0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    rows = tl.arange(0, R)
+    exists = rows < num_rows
+    previous = tl.load(previous_ptr + rows, mask=exists, other=0)
+    previous = tl.minimum(tl.maximum(previous, 0), vocab_size - 1)
+    # a row that does not exist asks for nothing
+    slot = tl.where(exists, tl.load(slot_ptr + previous, mask=exists, other=0), 0)
+    num_uncached = tl.sum((slot < 0).to(tl.int32), axis=0)
+    if R == 1:
+        tokens = row_scalars(tl.max(previous, axis=0), rows, R)
+        slots = row_scalars(tl.max(slot, axis=0), rows, R)
+    else:
+        tokens = row_scalars(previous, rows, R)
+        slots = row_scalars(slot, rows, R)
+    if num_uncached == 0:
+        for begin in range(program * COPY, vocab_size, tl.num_programs(0) * COPY):
+            columns = begin + tl.arange(0, COPY)
+            real = columns < vocab_size
+            for row in tl.static_range(R):
+                if row < num_rows:
+                    source = cache_ptr + slots[row].to(tl.int64) * cache_stride
+                    tl.store(out_ptr + row * out_stride + columns, tl.load(source + columns, mask=real), mask=real)
+    else:
+        w2_words = w2_ptr.to(tl.pointer_type(tl.int64))
+        w1 = _load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
+        element = tl.arange(0, BLOCK * R)
+        row = element % R
+        wide = _of_row(slots, row, R)
+        source = cache_ptr + tl.maximum(wide, 0).to(tl.int64) * cache_stride
+        for part in tl.range(program, num_parts, tl.num_programs(0), num_stages=STAGES):
+            columns = tl.minimum(part * BLOCK + tl.arange(0, BLOCK), vocab_size - 1)
+            line = w2_words + columns.to(tl.int64)[:, None] * (RANK // 4) + tl.arange(0, 8)[None, :]
+            # by column, then row; gathered so that not every thread of a sum keeps a copy
+            computed = tl.gather(_block_products(line, w1, R, RANK), element, 0)
+            column = part * BLOCK + element // R
+            real = (column < vocab_size) & (row < num_rows)
+            cached = tl.load(source + column, mask=real & (wide >= 0), other=0)
+            bits = tl.where(wide >= 0, cached, bf16_bits(computed))
+            tl.store(out_ptr + row * out_stride + column, bits, mask=real)
+
+
+def write_bias_rows(
+    previous: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    slots: torch.Tensor,
+    cache: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    overlap: bool = False,
+) -> None:
+    """Launches the bias rows of one position on the current stream.
+
+    Args:
+        previous: int32 [B], previous tokens, B at most 4.
+        w1: bf16 [V, r].
+        w2: bf16 [V, r].
+        slots: int32 [V], cache row of each token or -1.
+        cache: bf16 [C, >= V], at least one row.
+        out: bf16 [B, >= V], written in its first V columns.
+        overlap: Programmatic dependent launch: starts while the kernel before it ends.
+    """
+    num_rows, (vocab_size, rank) = previous.shape[0], w2.shape
+    overlap = overlap and previous.is_cuda
+    num_parts = triton.cdiv(vocab_size, BLOCK.value)
+    padded = triton.next_power_of_2(num_rows)
+    # programs of four rows fill the registers of a multiprocessor each
+    per_processor = {1: 4, 2: 2, 4: 1}[padded]
+    bias_rows_kernel[(min(num_parts, MULTIPROCESSORS * per_processor),)](
+        w2.view(torch.int16),
+        w1.view(torch.int16),
+        out.view(torch.int16),
+        out.stride(0),
+        cache.view(torch.int16),
+        cache.stride(0),
+        slots,
+        previous,
+        num_rows,
+        vocab_size,
+        num_parts,
+        R=padded,
+        RANK=rank,
+        COPY=1024,
+        STAGES=6 if padded > 2 else 4,
+        OVERLAP=overlap,
+        num_warps=8 if padded > 2 else 4,
+        **({"launch_pdl": True} if overlap else {}),
+    )
