@@ -1,9 +1,10 @@
 """The GPU benchmark: ceilings, kernels and peers in one run; a table, build/bench_gpu.json, optionally an observation.
 
-    python benchmarks/gpu.py [--observation DIR] [--quick]
+    python benchmarks/gpu.py [--observation DIR] [--quick] [--peer-dir DIR]
 
 Every time is the median of graph replays with at least 20 calls in the graph. Peers are measured in the same run; the
-torch ones are our own plain statements of the same job, not another project's code. Correctness runs first: a run
+torch ones are our own plain statements of the same job; another engine's kernels are timed where `--peer-dir` names
+them (`gpu_peer`). Correctness runs first: a run
 with a failed check reports no speed.
 """
 
@@ -20,9 +21,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import gpu_ceilings, gpu_head, gpu_verifier
+from benchmarks import gpu_ceilings, gpu_head, gpu_peer, gpu_verifier
 from benchmarks.gpu_inputs import VOCAB
-from benchmarks.gpu_stress import stress
+from benchmarks.gpu_stress import stress, stress_verifier
 from benchmarks.gpu_timing import Timing
 from remote_dspark.contract import Check, ComputeKind, ObservationKind
 from remote_dspark.kernels import checks
@@ -83,7 +84,8 @@ def run_checks(seconds: float) -> list[Check]:
         checks.check_markov("cuda", 50_021, tile=1024, seeds=range(1)),
         checks.check_verifier("cuda", 20_011, tile=4096, seeds=range(2)),
         check_graph_replays("cuda", 50_021, tile=2048),
-        stress(seconds)[0],
+        stress(seconds),
+        stress_verifier(seconds),
     ]
     for check in found:
         print(f"{'ok  ' if check.ok else 'FAIL'} {check.name}: {check.found}", flush=True)
@@ -118,7 +120,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--observation", metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="fewer batch sizes")
-    parser.add_argument("--stress-seconds", type=float, default=15.0)
+    parser.add_argument("--stress-seconds", type=float, default=15.0, help="at most, for each of two proofs")
+    parser.add_argument("--peer-dir", type=Path, metavar="DIR", help="another engine's files, see gpu_peer")
     arguments = parser.parse_args()
     begin = time.monotonic()
     report = Report()
@@ -127,12 +130,19 @@ def main() -> int:
     # a kernel whose check failed is not timed
     good = {check.name for check in found if check.ok} - {check.name for check in found if not check.ok}
     gpu_ceilings.measure(report)
+    if arguments.peer_dir:
+        gpu_peer.measure(report, arguments.peer_dir)
+    else:
+        print("peer: not run, no --peer-dir")
     if "head-exact" in good:
         gpu_head.measure_cached(report, (1, 4) if arguments.quick else (1, 2, 3, 4))
-    if "verifier-exact" in good:
+    if {"verifier-exact", "verifier-replays"} <= good:
         gpu_verifier.measure(report)
     if "markov-exact" in good:
-        gpu_head.measure_uncached(report, (1, 4) if arguments.quick else (1, 2, 4))
+        gpu_head.measure_uncached(report, (1, 4) if arguments.quick else (1, 2, 3, 4))
+    gpu_ceilings.add_rates(report)
+    if arguments.peer_dir:
+        gpu_peer.compare(report)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps([asdict(line) for line in report.lines], indent=1) + "\n", encoding="ascii")
     if arguments.observation:

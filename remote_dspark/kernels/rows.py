@@ -58,8 +58,8 @@ class RowError(IntFlag):
     """The previous token is outside the vocabulary."""
     PROPOSAL = 64
     """Verifier: a draft row or draft token that cannot have been drawn (order, range, total, or q(x) = 0)."""
-    PEER = 128
-    """Physical pair: the position was not exchanged, or not acknowledged; see `pair_rank.PairError`."""
+    MISSING = 128
+    """Verifier: a target row of the request does not exist, or its result never came."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
-"""Sparse-q verification of R requests in three launches: row maxima, weight sums, then one program per request.
+"""Sparse-q verification of R requests: one launch on CUDA, a launch for each stage elsewhere, bit for bit the same.
 
-A fixed-point weight needs the row's maximum, so the rows are read twice; the second read comes from L2. Nobody waits
-for anybody inside a launch. The third launch may start early (programmatic dependent launch) and has read everything
-but the sums by the time these are complete. The residual needs no further pass: its mass is S minus what the at most
-k support entries lose, and only the one tile that holds the drawn token is looked at again. No dense q exists.
+A fixed-point weight needs its row's maximum, the acceptance its row's sum, the outcome all rows of the request. In one
+launch every program keeps its tile in registers and waits for these three, so target rows are read once. The launch is
+cooperative: either all programs are resident together, or the driver refuses it before any has started; a wait that
+still finds nothing ends and refuses the request. The residual needs no further pass: its mass is S minus what the at
+most k support entries lose, and the program whose tile holds the drawn token finds it. No dense q exists.
 
-Rules: only integers are added, so tiles, shards and order do not matter. Not covered: how target rows are processed.
+Rules: only integers are added. Not covered: how target rows are processed; two requests that own one row.
 """
 
 from __future__ import annotations
@@ -18,12 +19,25 @@ import triton
 from remote_dspark.contract import SUPPORT_K
 from remote_dspark.kernels.rows import VerifiedRounds
 from remote_dspark.kernels.sampled_head import Tiling
-from remote_dspark.kernels.verifier_kernels import (
-    target_max_kernel,
-    target_sum_kernel,
-    target_weights_kernel,
-    verify_kernel,
-)
+from remote_dspark.kernels.verifier_kernels import verify_kernel
+from remote_dspark.kernels.verifier_weights import target_weights_kernel
+
+MAX_TILE = 8192
+"""Columns whose weights, each at most 2**38, still sum to less than the 2**52 of a word's payload."""
+
+PARTS = 8
+"""Parts of a tile whose sums are kept for the search of the drawn token."""
+
+RUN = 128
+"""Consecutive columns that one warp loads at a time, 4 a thread."""
+
+PROGRAMS_PER_SM = 3
+"""24 rows of 16 tiles are 384 programs on 132 multiprocessors; registers are limited so that three fit."""
+
+LOOKS = 1 << 20
+"""Looks at a word before a program gives up, about half a second; a sound launch needs a few."""
+
+Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -34,18 +48,20 @@ class VerifierSettings:
         tiling: Tiles of a target row; ``num_shards`` logical vocabulary shards.
         depth: Most draft tokens of a request.
         k: Support entries of a draft row.
-        overlap: Programmatic dependent launch of the second and third kernel.
+        one_launch: On CUDA, wait inside one cooperative launch instead of launching every stage.
+        overlap: Programmatic dependent launch of the one launch: set up, no more, before its predecessor ends.
     """
 
     tiling: Tiling
     depth: int
     k: int = SUPPORT_K
-    overlap: bool = False
+    one_launch: bool = True
+    overlap: bool = True
 
     def __post_init__(self) -> None:
-        """Refuses tiles whose partial sums would not fit 32 bits."""
-        if self.tiling.tile > 4096:
-            raise ValueError(f"a tile of the verifier may have 4096 columns, found {self.tiling.tile}")
+        """Refuses tiles whose sums would not fit a word or that have no parts."""
+        if not PARTS <= self.tiling.tile <= MAX_TILE:
+            raise ValueError(f"a tile of the verifier has {PARTS} to {MAX_TILE} columns, found {self.tiling.tile}")
 
 
 class VerifierBuffers:
@@ -54,25 +70,27 @@ class VerifierBuffers:
     def __init__(
         self, settings: VerifierSettings, num_requests: int, num_rows: int, device: torch.device | str
     ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+        def filled(value: int, *shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+            return torch.full(shape, value, dtype=dtype, device=device)
 
-        width = settings.depth + 1
-        self.num_accepted = zeros(num_requests)
-        self.tokens = zeros(num_requests, width)
-        self.zero_residual = zeros(num_requests)
-        self.error = zeros(num_requests)
-        self.totals = zeros(num_requests, width, dtype=torch.int64)
-        self.stamp = zeros(num_requests, 3, dtype=torch.int64)
-        self.top = torch.full((num_rows,), -(1 << 31), dtype=torch.int32, device=device)
-        self.sums = zeros(num_rows, settings.tiling.num_tiles, dtype=torch.int64)
-        self.loss = zeros(num_requests, settings.tiling.tile, dtype=torch.int64)
+        width, num_tiles = settings.depth + 1, settings.tiling.num_tiles
+        self.num_accepted = filled(0, num_requests)
+        self.tokens = filled(0, num_requests, width)
+        self.zero_residual = filled(0, num_requests)
+        self.error = filled(0, num_requests)
+        self.totals = filled(0, num_requests, width, dtype=torch.int64)
+        self.stamp = filled(0, num_requests, 3, dtype=torch.int64)
+        self.turn = filled(0, 1)
+        # -1 is a word of no turn
+        self.maxima = filled(-1, num_rows, num_tiles, dtype=torch.int64)
+        self.sums = filled(-1, num_rows, num_tiles, dtype=torch.int64)
+        self.verdicts = filled(-1, num_rows, dtype=torch.int64)
 
     def poison(self) -> None:
-        """Fills outputs and the scratch that carries nothing between calls with a pattern that no launch writes."""
-        for tensor in (self.num_accepted, self.tokens, self.zero_residual, self.error, self.totals, self.stamp):
+        """Fills outputs and words with a pattern that no launch writes; only the turn goes from call to call."""
+        outputs = (self.num_accepted, self.tokens, self.zero_residual, self.error, self.totals, self.stamp)
+        for tensor in (*outputs, self.maxima, self.sums, self.verdicts):
             tensor.fill_(-0x5A5A5A5B)
-        self.sums.fill_(-0x5A5A5A5B)
 
     def outputs(self) -> VerifiedRounds:
         """The outputs as one record; views, overwritten by the next call."""
@@ -93,9 +111,9 @@ def launch_verify(
 
     Args:
         settings: Fixed choices.
-        buffers: Outputs and scratch.
+        buffers: Outputs and scratch for these numbers of requests and rows.
         target: float32 [n, >= V], processed target rows.
-        control: int32 [R, 16] with NUM_DRAFT and FIRST_ROW.
+        control: int32 [R, 16] with NUM_DRAFT and FIRST_ROW; no row belongs to two requests.
         proposed: int32 [R, D].
         ids: int32 [R, D, k].
         q: float32 [R, D, k].
@@ -103,56 +121,88 @@ def launch_verify(
 
     Raises:
         ValueError: Dtypes or shapes.
+        RuntimeError: From the driver, before anything ran: the programs cannot be resident together.
     """
     tiling, depth = settings.tiling, settings.depth
-    num_requests = control.shape[0]
+    num_requests, num_rows = control.shape[0], buffers.verdicts.shape[0]
     if target.dtype != torch.float32 or target.shape[1] < tiling.vocab_size or target.stride(1) != 1:
         raise ValueError(f"expected float32 [n, >= {tiling.vocab_size}], found {target.dtype} {tuple(target.shape)}")
     if ids.shape != (num_requests, depth, settings.k) or q.shape != ids.shape or count.shape != (num_requests, depth):
         raise ValueError(f"expected draft rows [{num_requests}, {depth}, {settings.k}], found {tuple(ids.shape)}")
-    shape = (tiling.vocab_size, tiling.shard_size, tiling.tiles_per_shard)
-    early = {"launch_pdl": True} if settings.overlap else {}
-    grid = (tiling.num_tiles, buffers.top.shape[0])
-    fixed = {"TILE": tiling.tile, "OVERLAP": settings.overlap, "num_warps": tiling.num_warps}
-    target_max_kernel[grid](target, target.stride(0), buffers.top, *shape, **fixed)
-    target_sum_kernel[grid](
-        target, target.stride(0), buffers.top, buffers.sums, *shape, tiling.num_tiles, **fixed, **early
-    )
-    verify_kernel[(num_requests,)](
-        target,
-        target.stride(0),
-        buffers.top,
-        buffers.sums,
-        buffers.loss,
-        control,
-        proposed,
-        ids,
-        q,
-        count,
-        buffers.num_accepted,
-        buffers.tokens,
-        buffers.zero_residual,
-        buffers.error,
-        buffers.totals,
-        buffers.stamp,
-        *shape,
-        tiling.num_tiles,
-        D=depth,
-        D2=triton.next_power_of_2(depth + 1),
-        T2=triton.next_power_of_2(tiling.num_tiles),
-        K=settings.k,
-        **fixed,
-        **early,
-    )
+    if target.shape[0] != num_rows or buffers.error.shape[0] != num_requests:
+        expected = (buffers.error.shape[0], num_rows)
+        raise ValueError(f"expected requests and rows {expected}, found {(num_requests, target.shape[0])}")
+    in_one = settings.one_launch and target.is_cuda
+    options = _cuda_options(settings, in_one) if target.is_cuda else {}
+    for stage, grid in stages(settings, num_rows, in_one).items():
+        verify_kernel[grid](
+            target,
+            target.stride(0),
+            control,
+            proposed,
+            ids,
+            q,
+            count,
+            buffers.turn,
+            buffers.maxima,
+            buffers.sums,
+            buffers.verdicts,
+            buffers.num_accepted,
+            buffers.tokens,
+            buffers.zero_residual,
+            buffers.error,
+            buffers.totals,
+            buffers.stamp,
+            tiling.vocab_size,
+            tiling.shard_size,
+            tiling.num_tiles,
+            num_requests,
+            num_rows,
+            D=depth,
+            D2=triton.next_power_of_2(depth + 1),
+            R2=triton.next_power_of_2(num_requests),
+            N2=triton.next_power_of_2(num_rows),
+            T2=triton.next_power_of_2(tiling.num_tiles),
+            K=settings.k,
+            TILE=tiling.tile,
+            PARTS=PARTS,
+            RUN=min(RUN, tiling.tile // PARTS),
+            LOOKS=LOOKS if in_one else 1,
+            STAGE=stage,
+            OVERLAP=in_one and settings.overlap,
+            num_warps=tiling.num_warps,
+            **options,
+        )
+
+
+def stages(settings: VerifierSettings, num_rows: int, in_one: bool) -> dict[int, Grid]:
+    """The launches of one call: stage (0 for all of them) and grid (tiles of a shard, rows, shards)."""
+    grid = (settings.tiling.tiles_per_shard, num_rows, settings.tiling.num_shards)
+    if in_one:
+        return {0: grid}
+    # a row's first tile stores its verdict; the first program closes all requests
+    return {1: grid, 2: grid, 3: (1, num_rows, 1), 4: grid, 5: (1, 1, 1)}
+
+
+def _cuda_options(settings: VerifierSettings, in_one: bool) -> dict[str, int | bool]:
+    """Launch options that the interpreter does not know."""
+    threads = 32 * settings.tiling.num_warps
+    options: dict[str, int | bool] = {"maxnreg": min(65536 // (PROGRAMS_PER_SM * threads) // 8 * 8, 248)}
+    if in_one:
+        options["launch_cooperative_grid"] = True
+        if settings.overlap:
+            options["launch_pdl"] = True
+    return options
 
 
 def emitted_weights(settings: VerifierSettings, target: torch.Tensor) -> torch.Tensor:
     """The weights that `verify_kernel` sums, int64 [n, V]: the input of the oracle in checks."""
     tiling = settings.tiling
-    top = torch.full((target.shape[0],), -(1 << 31), dtype=torch.int32, device=target.device)
+    top = target[:, : tiling.vocab_size].amax(dim=1)
+    # nobody uses the weights of a refused row
+    top = torch.where(top.isfinite(), top, 0.0)
     weights = torch.zeros((target.shape[0], tiling.vocab_size), dtype=torch.int64, device=target.device)
-    shape = (tiling.vocab_size, tiling.shard_size, tiling.tiles_per_shard)
-    grid = (tiling.num_tiles, target.shape[0])
-    target_max_kernel[grid](target, target.stride(0), top, *shape, TILE=tiling.tile, OVERLAP=False)
+    grid = (tiling.tiles_per_shard, target.shape[0], tiling.num_shards)
+    shape = (tiling.vocab_size, tiling.shard_size)
     target_weights_kernel[grid](target, target.stride(0), top, weights, *shape, TILE=tiling.tile)
     return weights

@@ -1,7 +1,10 @@
-"""Device side of the verifier: row maxima, weight sums of tiles, and one program per request that decides.
+"""Device side of the verifier: one kernel in five stages, in one launch or in a launch for each.
 
-Only integers are added here, so tiles, shards and order do not matter. The host side and the reasons for three
-launches are in `verifier`.
+A program owns one tile of one target row and keeps it in registers. Stages hand on `words`. STAGE 0 runs all stages
+and waits for words in between: its programs must be resident together. STAGE n runs the n-th alone and finds every
+word in place. Only integers are added, so tiles, shards, stages and order do not matter.
+
+Everywhere: turn is the turn of this call; LOOKS bounds a wait; ids int32 [K] are a support, -1 where unused.
 """
 
 from __future__ import annotations
@@ -11,72 +14,21 @@ import triton.language as tl
 
 from remote_dspark.kernels.draws import philox4x32
 from remote_dspark.kernels.finish import NAN_FLAG, POSITIVE_INFINITY_FLAG, ZERO_MASS_FLAG, u64
-from remote_dspark.kernels.rounding import fixed_weight
+from remote_dspark.kernels.verifier_weights import (
+    below,
+    f32_key,
+    f32_of_key,
+    greater,
+    part_sums_of,
+    spread,
+    target_weight,
+    tile_bounds,
+)
+from remote_dspark.kernels.words import MISSING_FLAG, look, next_turn, payload_of, publish, wait_for
 
 PROPOSAL_FLAG = tl.constexpr(64)
-_NO_VALUE = tl.constexpr(-2147483648)
+_NAN_KEY = tl.constexpr(2147483647)
 _INFINITY_BITS = tl.constexpr(2139095040)
-
-
-@triton.jit
-def _f32_key(values):
-    """int32 keys that order like float32 values; NaN is above everything, -inf below every finite value."""
-    bits = values.to(tl.int32, bitcast=True)
-    key = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    return tl.where(values != values, 2147483647, key)
-
-
-@triton.jit
-def _f32_of_key(key):
-    """Inverse of `_f32_key`."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _greater(left, right):
-    """The greater value; NaN wins, so that a bad value anywhere in a row reaches its maximum."""
-    return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE: tl.constexpr):
-    """First column and columns of a tile, and which of them are real and in its shard."""
-    shard = tile // tiles_per_shard
-    base = shard * shard_size + (tile - shard * tiles_per_shard) * TILE
-    columns = base + tl.arange(0, TILE)
-    return base, columns, columns < tl.minimum((shard + 1) * shard_size, vocab_size)
-
-
-@triton.jit
-def target_max_kernel(
-    target_ptr,
-    target_stride,
-    top_ptr,
-    vocab_size,
-    shard_size,
-    tiles_per_shard,
-    TILE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Maximum of each target row as a key; NaN and +inf show in it. Grid (tiles, rows)."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-    row = tl.program_id(1)
-    _, columns, real = _tile_columns(tl.program_id(0), vocab_size, shard_size, tiles_per_shard, TILE)
-    values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
-    tl.atomic_max(top_ptr + row, _f32_key(tl.reduce(values, 0, _greater)), sem="relaxed")
-
-
-@triton.jit
-def target_weights_kernel(
-    target_ptr, target_stride, top_ptr, weights_ptr, vocab_size, shard_size, tiles_per_shard, TILE: tl.constexpr
-):
-    """The weights themselves, int64 [rows, V]: what the verifier sums, for checks. Grid (tiles, rows)."""
-    row = tl.program_id(1).to(tl.int64)
-    _, columns, real = _tile_columns(tl.program_id(0), vocab_size, shard_size, tiles_per_shard, TILE)
-    values = tl.load(target_ptr + row * target_stride + columns, mask=real, other=float("-inf"))
-    top = _f32_of_key(tl.load(top_ptr + row))
-    tl.store(weights_ptr + row * vocab_size + columns, fixed_weight(values - top), mask=real)
 
 
 @triton.jit
@@ -98,119 +50,164 @@ def _lost(weights, tickets, total):
 
 
 @triton.jit
-def _draft_rows(
-    request,
-    steps,
-    num_draft,
-    greedy,
-    proposed_ptr,
-    ids_ptr,
-    q_ptr,
-    count_ptr,
-    vocab_size,
-    D: tl.constexpr,
-    D2: tl.constexpr,
-    K: tl.constexpr,
-):
-    """Proposed tokens, support and tickets of all draft rows of a request, and whether all could have been drawn.
+def _draft_row(line, drafted, greedy, proposed_ptr, ids_ptr, q_ptr, count_ptr, vocab_size, K: tl.constexpr):
+    """Proposed token, support and tickets of one draft row, and whether the token could have been drawn from it.
 
     Returns:
-        tokens int32 [D2], ids int32 [D2, K] (-1 beyond a row's entries), tickets int32 [D2, K], tickets of the token
-        int32 [D2], is_valid (scalar).
+        token, ids int32 [K] (-1 beyond the row's entries), tickets int32 [K], tickets of the token, is_valid.
     """
-    drafted = steps < num_draft
-    line = request * D + steps
-    tokens = tl.load(proposed_ptr + line, mask=drafted, other=0)
-    counts = tl.load(count_ptr + line, mask=drafted, other=0)
-    entries = tl.arange(0, K)[None, :]
-    present = (entries < counts[:, None]) & drafted[:, None]
-    # loaded without waiting for the counts
-    inside = drafted[:, None] & (entries >= 0)
-    at = line[:, None] * K + entries
-    ids = tl.where(present, tl.load(ids_ptr + at, mask=inside, other=-1), -1)
+    token = tl.load(proposed_ptr + line, mask=drafted, other=0)
+    count = tl.load(count_ptr + line, mask=drafted, other=0)
+    entries = tl.arange(0, K)
+    # loaded without waiting for the count
+    inside = drafted & (entries >= 0)
+    at = line * K + entries
+    ids = tl.load(ids_ptr + at, mask=inside, other=-1)
     before = tl.load(ids_ptr + at - 1, mask=inside & (entries > 0), other=-1)
     tickets = (tl.load(q_ptr + at, mask=inside, other=0.0) * 16777216.0).to(tl.int32)
+    present = drafted & (entries < count)
+    ids = tl.where(present, ids, -1)
     tickets = tl.where(present, tickets, 0)
     # a greedy row has no entries and stands for all tickets at its token
-    one_hot = drafted & (counts == 0) & greedy
-    ids = tl.where(one_hot[:, None] & (entries == 0), tokens[:, None], ids)
-    tickets = tl.where(one_hot[:, None] & (entries == 0), 16777216, tickets)
-    own = tl.sum(tl.where(ids == tokens[:, None], tickets, 0), axis=1)
+    one_hot = drafted & (count == 0) & greedy & (entries == 0)
+    ids = tl.where(one_hot, token, ids)
+    tickets = tl.where(one_hot, 16777216, tickets)
+    own = tl.sum(tl.where(ids == token, tickets, 0), axis=0)
     ordered = (ids > before) & (ids < vocab_size) & (tickets >= 0)
-    bad_entry = tl.sum((present & (ordered == 0)).to(tl.int32), axis=1) > 0
-    in_range = (tokens >= 0) & (tokens < vocab_size)
-    bad = drafted & (bad_entry | (in_range == 0) | (own <= 0) | (tl.sum(tickets, axis=1) != 16777216))
-    return tl.where(in_range, tokens, 0), ids, tickets, own, tl.max(bad.to(tl.int32), axis=0) == 0
+    num_bad = tl.sum((present & (ordered == 0)).to(tl.int32), axis=0)
+    in_range = (token >= 0) & (token < vocab_size)
+    could = (num_bad == 0) & in_range & (own > 0) & (tl.sum(tickets, axis=0) == 16777216)
+    return tl.where(in_range, token, 0), ids, tickets, own, could | (drafted == 0)
 
 
 @triton.jit
-def _pick(values, steps, index):
-    """The element at ``index`` of a vector."""
-    return tl.sum(tl.where(steps == index, values, 0), axis=0)
+def _row_flags(key):
+    """`RowError` flags of the maximum of a target row."""
+    flags = tl.where(key == _NAN_KEY, NAN_FLAG, 0) | tl.where(key == _INFINITY_BITS, POSITIVE_INFINITY_FLAG, 0)
+    return flags | tl.where(f32_of_key(key) == float("-inf"), ZERO_MASS_FLAG, 0)
 
 
 @triton.jit
-def _draw_from_row(
-    line_ptr,
-    top,
-    sums,
-    ids,
-    lost,
-    loss_ptr,
-    draw_low,
-    draw_high,
-    total,
-    vocab_size,
-    shard_size,
-    tiles_per_shard,
-    T2: tl.constexpr,
-    K: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """The token that a 64-bit draw falls on, in a row whose support entries lose ``lost`` (zero for p itself).
+def _locate(prefix, index, origin, ids, lost, SIZE: tl.constexpr):
+    """First entry whose prefix, less what is lost up to the end of that entry, exceeds ``index``.
+
+    Losses passed are added until there are no more: from the left, and never beyond the wanted entry, because both
+    prefixes only grow. A row of losses as wide as the tile would cost more.
+
+    Takes:
+        prefix: int64, inclusive sums of weights of entries of SIZE columns from column ``origin``.
+        ids: int32 [K] support.
+        lost: int64 [K], what it loses, 0 outside these entries.
+    """
+    entry = tl.sum((prefix <= index).to(tl.int32), axis=0)
+    passed = tl.sum(tl.where(ids < origin + (entry + 1) * SIZE, lost, 0), axis=0)
+    counted = passed * 0
+    while passed > counted:
+        counted = passed
+        entry = tl.sum((prefix <= index + counted).to(tl.int32), axis=0)
+        passed = tl.sum(tl.where(ids < origin + (entry + 1) * SIZE, lost, 0), axis=0)
+    return entry
+
+
+@triton.jit
+def _find_in_tile(line_ptr, part_sums, top, base, end, ids, lost, index, PART: tl.constexpr, PARTS: tl.constexpr):
+    """The token of a tile on which an index falls: first the part of the tile, then the column in it.
 
     Takes:
         line_ptr: float32 target row.
-        top: Its maximum.
-        sums: int64 [T2], weights of each tile.
-        ids: int32 [K] support, -1 where unused.
-        lost: int64 [K].
-        loss_ptr: int64 [TILE] scratch of this request, all 0; left all 0.
-        total: Mass after the losses, positive.
+        part_sums: int64 [PARTS], weights of the tile's parts.
+        top: The row's maximum.
+        base: First column of the tile.
+        end: First column beyond its shard.
+        ids: int32 [K] support.
+        lost: int64 [K], what it loses in this tile.
+        index: int64 below the tile's weights less its losses.
     """
-    shard = ids // shard_size
-    tile_of = shard * tiles_per_shard + (ids - shard * shard_size) // TILE
-    tiles = tl.arange(0, T2)
-    inside = (tile_of[None, :] == tiles[:, None]) & (ids >= 0)[None, :]
-    sums = sums - tl.sum(tl.where(inside, lost[None, :], 0), axis=1)
-    index = tl.umulhi(u64(draw_low, draw_high).to(tl.uint64), total.to(tl.uint64)).to(tl.int64)
-    prefix = tl.cumsum(sums, axis=0)
-    tile = tl.sum((prefix <= index).to(tl.int32), axis=0)
-    index -= tl.sum(tl.where(tiles < tile, sums, 0), axis=0)
-    base, columns, real = _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE)
-    here = (tile_of == tile) & (ids >= 0)
-    tl.store(loss_ptr + tl.where(here, ids - base, 0), lost, mask=here)
-    values = tl.load(line_ptr + columns, mask=real, other=float("-inf"))
-    # the losses are read by other threads than wrote them
-    tl.debug_barrier()
-    weights = fixed_weight(values - top) - tl.load(loss_ptr + tl.arange(0, TILE))
-    tl.debug_barrier()
-    tl.store(loss_ptr + tl.where(here, ids - base, 0), lost * 0, mask=here)
-    return base + tl.sum((tl.cumsum(weights, axis=0) <= index).to(tl.int32), axis=0)
+    part = _locate(tl.cumsum(part_sums, axis=0), index, base, ids, lost, PART)
+    first = base + part * PART
+    columns = first + tl.arange(0, PART)
+    values = tl.load(line_ptr + columns, mask=columns < end, other=float("-inf"))
+    index -= tl.sum(tl.where(tl.arange(0, PARTS) < part, part_sums, 0), axis=0)
+    index += tl.sum(tl.where(ids < first, lost, 0), axis=0)
+    lost = tl.where(ids < first, 0, lost)
+    return first + _locate(tl.cumsum(target_weight(values - top), axis=0), index, first, ids, lost, 1)
+
+
+@triton.jit
+def _or(left, right):
+    """Flags of either."""
+    return left | right
+
+
+@triton.jit
+def _close(
+    control_ptr,
+    verdicts_ptr,
+    turn_ptr,
+    accepted_ptr,
+    tokens_ptr,
+    zero_ptr,
+    error_ptr,
+    totals_ptr,
+    stamp_ptr,
+    turn,
+    num_requests,
+    num_rows,
+    D: tl.constexpr,
+    D2: tl.constexpr,
+    R2: tl.constexpr,
+    N2: tl.constexpr,
+    LOOKS: tl.constexpr,
+):
+    """What does not depend on a deciding row: errors, stamps, refused requests' outputs, and the next turn."""
+    rows = tl.arange(0, N2)
+    there = rows < num_rows
+    _, stalled = wait_for(look(verdicts_ptr, rows, there), verdicts_ptr, rows, there, turn, LOOKS)
+    requests = tl.arange(0, R2)
+    real = requests < num_requests
+    control = control_ptr + requests * 16
+    num_draft = tl.load(control + 11, mask=real, other=0)
+    first = tl.load(control + 12, mask=real, other=0)
+    fits = _fits(first, num_draft, num_rows, D)
+    steps = tl.arange(0, D2)[None, :]
+    own = (real & fits)[:, None] & (steps <= num_draft[:, None])
+    verdicts = look(verdicts_ptr, first[:, None] + steps, own)
+    flags = tl.reduce((payload_of(verdicts) >> 1).to(tl.int32), 1, _or)
+    flags = flags | stalled | tl.where(fits, 0, MISSING_FLAG)
+    tl.store(error_ptr + requests, flags, mask=real)
+    tl.store(accepted_ptr + requests, flags * 0, mask=real & (flags != 0))
+    tl.store(zero_ptr + requests, flags * 0, mask=real & (flags != 0))
+    at = requests[:, None] * (D + 1) + steps
+    inside = real[:, None] & (steps <= D)
+    tl.store(tokens_ptr + at, tl.zeros([R2, D2], tl.int32), mask=inside & (flags != 0)[:, None])
+    tl.store(totals_ptr + at, tl.zeros([R2, D2], tl.int64), mask=inside & (own == 0))
+    fields = tl.arange(0, 4)[None, :]
+    words = control[:, None] + tl.where(fields == 0, 7, tl.where(fields == 1, 2, 9))
+    stamped = real[:, None] & (fields < 3)
+    stamp = u64(tl.load(words, mask=stamped, other=0), tl.load(words + 1, mask=stamped, other=0))
+    tl.store(stamp_ptr + requests[:, None] * 3 + fields, stamp, mask=stamped)
+    tl.store(turn_ptr, next_turn(turn))
+
+
+@triton.jit
+def _fits(first, num_draft, num_rows, D: tl.constexpr):
+    """Whether a request's target rows exist."""
+    return (first >= 0) & (num_draft >= 0) & (num_draft <= D) & (first + num_draft < num_rows)
 
 
 @triton.jit
 def verify_kernel(
     target_ptr,
     target_stride,
-    top_ptr,
-    sum_ptr,
-    loss_ptr,
     control_ptr,
     proposed_ptr,
     ids_ptr,
     q_ptr,
     count_ptr,
+    turn_ptr,
+    maxima_ptr,
+    sums_ptr,
+    verdicts_ptr,
     accepted_ptr,
     tokens_ptr,
     zero_ptr,
@@ -219,139 +216,146 @@ def verify_kernel(
     stamp_ptr,
     vocab_size,
     shard_size,
-    tiles_per_shard,
     num_tiles,
+    num_requests,
+    num_rows,
     D: tl.constexpr,
     D2: tl.constexpr,
+    R2: tl.constexpr,
+    N2: tl.constexpr,
     T2: tl.constexpr,
     K: tl.constexpr,
     TILE: tl.constexpr,
+    PARTS: tl.constexpr,
+    RUN: tl.constexpr,
+    LOOKS: tl.constexpr,
+    STAGE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Everything that one request needs after its rows are summed. Grid (requests,)."""
-    request = tl.program_id(0)
-    control = control_ptr + request * 16
-    num_draft = tl.load(control + 11)
-    first_row = tl.load(control + 12)
-    key0 = tl.load(control)
-    key1 = tl.load(control + 1)
-    round_low = tl.load(control + 2)
-    position = tl.load(control + 4)
-    steps = tl.arange(0, D2)
-    rows = first_row + steps
-    own = steps <= num_draft
-    tokens, ids, tickets, own_tickets, is_valid = _draft_rows(
-        request,
-        steps,
-        num_draft,
-        tl.load(control + 6) != 0,
-        proposed_ptr,
-        ids_ptr,
-        q_ptr,
-        count_ptr,
-        vocab_size,
-        D,
-        D2,
-        K,
-    )
-    tops = tl.load(top_ptr + rows, mask=own, other=_NO_VALUE, cache_modifier=".cg")
-    lines = target_ptr + rows.to(tl.int64) * target_stride
-    maxima = _f32_of_key(tops)
-    at_ids = tl.load(lines[:, None] + ids, mask=(ids >= 0) & (ids < vocab_size), other=float("-inf"))
-    at_tokens = tl.load(lines + tokens, mask=steps < num_draft, other=float("-inf"))
-
-    flags = tl.max(tl.where(own & (tops == 2147483647), NAN_FLAG, 0), axis=0)
-    infinite = own & (tops == _INFINITY_BITS)
-    flags = flags | tl.max(tl.where(infinite, POSITIVE_INFINITY_FLAG, 0), axis=0)
-    masked = own & (maxima == float("-inf"))
-    flags = flags | tl.max(tl.where(masked, ZERO_MASS_FLAG, 0), axis=0)
-    flags = flags | tl.where(is_valid, 0, PROPOSAL_FLAG)
-    bad = (tops == 2147483647) | infinite | masked
-    safe = tl.where(bad, 0.0, maxima)
-    token_weights = fixed_weight(at_tokens - safe)
-    draws, _ = philox4x32(round_low, position + steps, 2, 0, key0, key1)
+    """One tile of one target row; a row of no request only stores its words. Grid (tiles of a shard, rows, shards)."""
     if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-    tiles = tl.arange(0, T2)
-    live = own[:, None] & (tiles < num_tiles)[None, :]
-    sums = tl.load(sum_ptr + rows[:, None] * num_tiles + tiles[None, :], mask=live, other=0, cache_modifier=".cg")
-    totals = tl.sum(sums, axis=1)
-    accepted = accept(draws, own_tickets, totals, token_weights)
-    num_accepted = tl.min(tl.where((steps < num_draft) & (accepted == 0), steps, num_draft), axis=0)
-
-    # the deciding row: the rejected one, or the bonus row, which has no support and so loses nothing
-    here = steps == num_accepted
-    total = _pick(totals, steps, num_accepted)
-    row_top = _pick(safe, steps, num_accepted)
-    row_ids = tl.sum(tl.where(here[:, None], ids + 1, 0), axis=0) - 1
-    row_tickets = tl.sum(tl.where(here[:, None], tickets, 0), axis=0).to(tl.int64)
-    row_values = tl.sum(tl.where(here[:, None], at_ids, 0.0), axis=0)
-    lost = _lost(fixed_weight(row_values - row_top), row_tickets, total)
-    mass = total - tl.sum(lost, axis=0)
-    is_zero = mass <= 0
-    lost = tl.where(is_zero, 0, lost)
-    mass = tl.where(is_zero, total, mass)
-    is_bonus = num_accepted == num_draft
-    domain = tl.where(is_bonus, 4, 3)
-    low, high = philox4x32(round_low, position + num_accepted, domain, 0, key0, key1)
-    row = first_row + num_accepted
-    row_sums = tl.sum(tl.where(here[:, None], sums, 0), axis=0)
-    final = _draw_from_row(
-        target_ptr + row.to(tl.int64) * target_stride,
-        row_top,
-        row_sums,
-        row_ids,
-        lost,
-        loss_ptr + request * TILE,
-        low,
-        high,
-        tl.maximum(mass, 1),
-        vocab_size,
-        shard_size,
-        tiles_per_shard,
-        T2,
-        K,
-        TILE,
-    )
-    good = flags == 0
-    emitted = tl.where(steps < num_accepted, tokens, tl.where(here, final, 0))
-    tl.store(tokens_ptr + request * (D + 1) + steps, tl.where(good, emitted, 0), mask=steps <= D)
-    tl.store(totals_ptr + request * (D + 1) + steps, totals, mask=steps <= D)
-    tl.store(accepted_ptr + request, tl.where(good, num_accepted, 0))
-    tl.store(zero_ptr + request, tl.where(good & is_zero & (is_bonus == 0), 1, 0))
-    tl.store(error_ptr + request, flags)
-    fields = tl.arange(0, 4)
-    words = tl.where(fields == 0, 7, tl.where(fields == 1, 2, 9))
-    stamp = u64(tl.load(control + words), tl.load(control + words + 1))
-    tl.store(stamp_ptr + request * 3 + fields, stamp, mask=fields < 3)
-    # ready for the next call
-    tl.store(top_ptr + rows, tl.full([D2], _NO_VALUE, tl.int32), mask=own)
-
-
-@triton.jit
-def target_sum_kernel(
-    target_ptr,
-    target_stride,
-    top_ptr,
-    sum_ptr,
-    vocab_size,
-    shard_size,
-    tiles_per_shard,
-    num_tiles,
-    TILE: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """Sum of the weights of one tile of one row. Grid (tiles, rows)."""
-    tile = tl.program_id(0)
-    row = tl.program_id(1)
-    _, columns, real = _tile_columns(tile, vocab_size, shard_size, tiles_per_shard, TILE)
-    values = tl.load(target_ptr + row.to(tl.int64) * target_stride + columns, mask=real, other=float("-inf"))
-    if OVERLAP:
-        tl.extra.cuda.gdc_wait()
-        # only now: whoever starts after this finds the maxima complete
         tl.extra.cuda.gdc_launch_dependents()
-    weights = fixed_weight(values - _f32_of_key(tl.load(top_ptr + row, cache_modifier=".cg")))
-    # at most 4,096 parts of at most 2**19: the sums fit 32 bits without a sign
-    low = tl.sum((weights & 0x7FFFF).to(tl.int32), axis=0).to(tl.int64) & 0xFFFFFFFF
-    high = tl.sum((weights >> 19).to(tl.int32), axis=0).to(tl.int64) & 0xFFFFFFFF
-    tl.store(sum_ptr + row * num_tiles + tile, (high << 19) + low)
+        tl.extra.cuda.gdc_wait()
+    tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
+    row = tl.program_id(1)
+    line_ptr = target_ptr + row.to(tl.int64) * target_stride
+    base, end = tile_bounds(vocab_size, shard_size, TILE)
+    columns = base + spread(TILE, PARTS, RUN)
+    values = tl.load(line_ptr + columns, mask=columns < end, other=float("-inf"))
+    turn = tl.load(turn_ptr)
+    tiles = tl.arange(0, T2)
+    is_tile = tiles < num_tiles
+    row_maxima = maxima_ptr + row * num_tiles
+    row_sums = sums_ptr + row * num_tiles
+
+    requests = tl.arange(0, R2)
+    real = requests < num_requests
+    drafts = tl.load(control_ptr + requests * 16 + 11, mask=real, other=0)
+    firsts = tl.load(control_ptr + requests * 16 + 12, mask=real, other=0)
+
+    if STAGE == 0 or STAGE == 1:
+        key = f32_key(tl.reduce(values, 0, greater))
+        publish(row_maxima + tile, turn, key.to(tl.int64) + 0x80000000)
+
+    # what the decision needs and no other program has to say, while the maxima are on their way
+    if STAGE == 0 or STAGE >= 3:
+        request = tl.max(tl.where(real & (row >= firsts) & (row <= firsts + drafts), requests, -1), axis=0)
+        num_draft = tl.sum(tl.where(requests == request, drafts, 0), axis=0)
+        first = tl.sum(tl.where(requests == request, firsts, 0), axis=0)
+        used = (request >= 0) & _fits(first, num_draft, num_rows, D)
+        request = tl.maximum(request, 0)
+        step = row - first
+        drafted = used & (step < num_draft)
+        control = control_ptr + request * 16
+        token, ids, tickets, own_tickets, is_valid = _draft_row(
+            request * D + step,
+            drafted,
+            tl.load(control + 6) != 0,
+            proposed_ptr,
+            ids_ptr,
+            q_ptr,
+            count_ptr,
+            vocab_size,
+            K,
+        )
+        at_ids = tl.load(line_ptr + ids, mask=(ids >= 0) & (ids < vocab_size), other=float("-inf"))
+        at_token = tl.load(line_ptr + token, mask=drafted, other=float("-inf"))
+        key0 = tl.load(control)
+        key1 = tl.load(control + 1)
+        round_low = tl.load(control + 2)
+        position = tl.load(control + 4) + step
+        draw, _ = philox4x32(round_low, position, 2, 0, key0, key1)
+        low, high = philox4x32(round_low, position, tl.where(drafted, 3, 4), 0, key0, key1)
+        steps = tl.arange(0, D2)
+        proposed = tl.load(proposed_ptr + request * D + steps, mask=used & (steps < step), other=0)
+
+    if STAGE != 1:
+        maxima, missing = wait_for(look(row_maxima, tiles, is_tile), row_maxima, tiles, is_tile, turn, LOOKS)
+        key = (tl.max(maxima, axis=0) - 0x80000000).to(tl.int32)
+        row_flags = _row_flags(key)
+        top = tl.where(row_flags == 0, f32_of_key(key), 0.0)
+        part_sums = tl.zeros([PARTS], tl.int64)
+        if row_flags == 0:
+            part_sums = part_sums_of(target_weight(values - top), TILE, PARTS, RUN)
+
+    if STAGE == 0 or STAGE == 2:
+        publish(row_sums + tile, turn, tl.sum(part_sums, axis=0))
+
+    if STAGE == 0 or STAGE >= 3:
+        token_weight = target_weight(below(at_token, top))
+        id_weights = target_weight(below(at_ids, top))
+        sums, late = wait_for(look(row_sums, tiles, is_tile), row_sums, tiles, is_tile, turn, LOOKS)
+        total = tl.sum(sums, axis=0)
+        is_accepted = drafted & accept(draw, own_tickets, total, token_weight)
+        flags = row_flags | missing | late | tl.where(is_valid, 0, PROPOSAL_FLAG)
+
+    if STAGE == 0 or STAGE == 3:
+        if tile == 0:
+            publish(verdicts_ptr + row, turn, (flags * 2 + is_accepted.to(tl.int32)).to(tl.int64))
+            tl.store(totals_ptr + request * (D + 1) + step, total, mask=used)
+
+    if STAGE == 0 or STAGE == 4:
+        if used & (flags == 0) & (is_accepted == 0):
+            lost = _lost(id_weights, tickets.to(tl.int64), total)
+            mass = total - tl.sum(lost, axis=0)
+            is_zero = mass <= 0
+            lost = tl.where(is_zero, 0, lost)
+            mass = tl.where(is_zero, total, mass)
+            index = tl.umulhi(u64(low, high).to(tl.uint64), mass.to(tl.uint64)).to(tl.int64)
+            # from the first weight of this tile; tokens that lose nothing have id -1
+            index -= tl.sum(tl.where(tiles < tile, sums, 0), axis=0) - tl.sum(tl.where(ids < base, lost, 0), axis=0)
+            lost = tl.where((ids >= base) & (ids < tl.minimum(base + TILE, end)), lost, 0)
+            if (index >= 0) & (index < tl.sum(part_sums, axis=0) - tl.sum(lost, axis=0)):
+                own = steps <= num_draft
+                looked = look(verdicts_ptr + first, steps, own)
+                final = _find_in_tile(line_ptr, part_sums, top, base, end, ids, lost, index, TILE // PARTS, PARTS)
+                verdicts, late = wait_for(looked, verdicts_ptr + first, steps, own, turn, LOOKS)
+                all_flags = late | tl.reduce((verdicts >> 1).to(tl.int32), 0, _or)
+                num_accepted = tl.min(tl.where((verdicts & 1) == 0, steps, D2), axis=0)
+                if (all_flags == 0) & (num_accepted == step):
+                    outputs = tl.where(steps == step, final, proposed)
+                    tl.store(tokens_ptr + request * (D + 1) + steps, outputs, mask=steps <= D)
+                    tl.store(accepted_ptr + request, num_accepted)
+                    tl.store(zero_ptr + request, (is_zero & drafted).to(tl.int32))
+
+    if STAGE == 0 or STAGE == 5:
+        if (tile == 0) & (row == 0):
+            _close(
+                control_ptr,
+                verdicts_ptr,
+                turn_ptr,
+                accepted_ptr,
+                tokens_ptr,
+                zero_ptr,
+                error_ptr,
+                totals_ptr,
+                stamp_ptr,
+                turn,
+                num_requests,
+                num_rows,
+                D,
+                D2,
+                R2,
+                N2,
+                LOOKS,
+            )

@@ -52,8 +52,54 @@ def test_uncached_rows_equal_the_reference(checks, device):
 
 
 def test_verifier(checks, device):
-    found = checks.check_verifier(device, 203, tile=64, num_requests=2, depth=2, seeds=range(1, 2))
+    found = checks.check_verifier(device, 203, tile=128, num_requests=2, depth=2, seeds=range(1, 2))
     assert found.ok, found
+
+
+def verified(checks, device, monkeypatch=None, skipped=None, first_row=None):
+    """One poisoned verification in stages of one request of two draft tokens; optionally without a stage."""
+    from dataclasses import replace
+
+    from remote_dspark.kernels import verifier
+    from remote_dspark.kernels.rows import Control
+    from remote_dspark.kernels.sampled_head import Tiling
+
+    case = checks.make_verify_case(1, 1, 2, 90)
+    if first_row is not None:
+        case.control[0, Control.FIRST_ROW] = first_row
+    settings = replace(verifier.VerifierSettings(Tiling(90, 64), 2), one_launch=False)
+    if monkeypatch is not None:
+        honest = verifier.stages
+        monkeypatch.setattr(
+            verifier,
+            "stages",
+            lambda *arguments: {stage: grid for stage, grid in honest(*arguments).items() if stage != skipped},
+        )
+    buffers = verifier.VerifierBuffers(settings, 1, 3, device)
+    buffers.poison()
+    verifier.launch_verify(settings, buffers, *case.arguments(device))
+    return buffers.outputs()
+
+
+@pytest.mark.parametrize("skipped", [1, 2, 3])
+def test_a_word_that_never_comes_refuses_the_request(checks, device, monkeypatch, skipped):
+    """A wait ends: nothing of an earlier call or of the poison passes for a word of this one."""
+    from remote_dspark.kernels.rows import RowError
+
+    found = verified(checks, device, monkeypatch, skipped)
+    assert int(found.error[0]) & int(RowError.MISSING)
+    assert found.tokens.tolist() == [[0, 0, 0]]
+    assert found.num_accepted.tolist() == [0]
+
+
+@pytest.mark.parametrize("first_row", [1, -1])
+def test_a_request_without_its_rows_is_refused(checks, device, first_row):
+    from remote_dspark.kernels.rows import RowError
+
+    found = verified(checks, device, first_row=first_row)
+    assert int(found.error[0]) == int(RowError.MISSING)
+    assert found.tokens.tolist() == [[0, 0, 0]]
+    assert found.totals.tolist() == [[0, 0, 0]]
 
 
 def test_chain_is_sticky_and_looks_up_its_own_cache(checks, device):
@@ -169,5 +215,5 @@ def test_settings_refuse_what_no_kernel_was_built_for(device):
         HeadSettings(Tiling(100, tile=100))
     with pytest.raises(ValueError, match="expected one of"):
         HeadSettings(Tiling(100), semantics="dyadic24-v3")
-    with pytest.raises(ValueError, match="4096"):
-        VerifierSettings(Tiling(100, tile=8192), 5)
+    with pytest.raises(ValueError, match="8192"):
+        VerifierSettings(Tiling(100, tile=16384), 5)
