@@ -73,7 +73,7 @@ def test_a_planted_secret_is_written_nowhere(host: Any, make_service: Callable[.
 def test_dead_man_and_close_at_the_same_moment(host: Any, make_service: Callable[..., Json]) -> None:
     service = make_service()
     start(host, service)
-    host.to("held", [service], deadline_s=10, restore_reserve_s=1)
+    host.to("held", [service], deadline_s=15, restore_reserve_s=1)
     fires = host.ask("status", op=None)["hold"]["fires_in_s"]
     time.sleep(max(0.0, fires - 0.2))
     with ThreadPoolExecutor(4) as pool:
@@ -104,7 +104,7 @@ def test_two_restores_at_once_are_one(host: Any, make_service: Callable[..., Jso
 def test_a_frozen_stop_does_not_keep_the_dead_man_out(host: Any, make_service: Callable[..., Json]) -> None:
     deaf, other = make_service("target", mode="deaf", drain_s=30, stop_s=40), make_service("drafter", stop_order=-1)
     start(host, deaf, other)
-    host.to("armed", [deaf, other], deadline_s=5, restore_reserve_s=1)
+    host.to("armed", [deaf, other], deadline_s=10, restore_reserve_s=1)
     stopping = subprocess.Popen(host.argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert stopping.stdin is not None
     stopping.stdin.write(host.request("stop", {}, host.claim))

@@ -67,13 +67,13 @@ def test_from_acquire_to_close(host_any: Any, make_service: Callable[..., Json])
 def test_dead_man_restores_when_everything_else_is_killed(host: Any, make_service: Callable[..., Json]) -> None:
     service = make_service()
     start_all(host, [service])
-    host.to("held", [service], deadline_s=9, restore_reserve_s=3)
+    host.to("held", [service], deadline_s=15, restore_reserve_s=3)
     args = dict(program("import time; time.sleep(60)"), output_dir=str(host.folder / "out"), timeout_s=2)
     host.ask("run", args)
     for role in ("holder", "run"):
         for pid in host.pids_with(f"{host.state} --internal {role}"):
             os.kill(pid, signal.SIGKILL)
-    host.wait_for(lambda: answers(service), 20)
+    host.wait_for(lambda: answers(service), 40)
     outcome = host.wait_for(lambda: host.ask("status", op=None)["last_outcome"], 10)
     assert (outcome["outcome"], outcome["proven"], outcome["by"]) == ("restored-by-dead-man", True, "dead-man")
     assert host.refuse("restore")["code"] == "HOLD_ENDED"
@@ -104,8 +104,8 @@ def test_a_dead_man_that_is_killed_is_started_again(host: Any, make_service: Cal
 def test_dead_man_restores_an_orphaned_hold_early(host: Any, make_service: Callable[..., Json]) -> None:
     service = make_service()
     start_all(host, [service])
-    host.to("held", [service], deadline_s=300, restore_reserve_s=10, orphan_after_s=4)
-    host.wait_for(lambda: answers(service), 15)
+    host.to("held", [service], deadline_s=300, restore_reserve_s=10, orphan_after_s=10)
+    host.wait_for(lambda: answers(service), 30)
 
 
 def test_removed_state_folder_restores_at_once(host: Any, make_service: Callable[..., Json]) -> None:
