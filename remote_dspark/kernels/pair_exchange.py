@@ -6,7 +6,7 @@ no slot is written before its last content was consumed. A chain ends with one m
 
 Rules: only a final program waits; every wait is bounded; a value that a branch or loop depends on and that anyone else
 may change comes from an atomic operation, because a plain scalar load is done by every thread for itself, and threads
-that disagree would never meet at the next barrier. Constexprs: R rows, K entries.
+that disagree would never meet at the next barrier. Every row is a channel with epochs of its own. K is a constexpr.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from remote_dspark.kernels.rounding import KEY_EXCLUDED
-from remote_dspark.kernels.selection import HAS_ASSEMBLY, any_row, column, entries_of, row_sum
+from remote_dspark.kernels.selection import HAS_ASSEMBLY
 
 NUM_SLOTS = 2
 BLOCK_WORDS = tl.constexpr(64)
@@ -39,7 +39,7 @@ EPOCH_EXHAUSTED = tl.constexpr(4)
 BAD_LOGITS = tl.constexpr(8)
 PEER_FAULT = tl.constexpr(16)
 
-PEER_FLAG = tl.constexpr(128)
+PEER_FLAG = tl.constexpr(256)
 """`rows.RowError.PEER`."""
 
 POLLS_PER_CHECK = tl.constexpr(16 if HAS_ASSEMBLY else 1)
@@ -108,25 +108,22 @@ def await_signal(signal_ptr, wanted, fault_ptr, state, bound):
 
 
 @triton.jit
-def read_state(state_ptr, channel):
+def read_state(state):
     """The next epoch, the nonce in place, whether that epoch exists, and whether this channel has stopped."""
-    state = state_ptr + channel * STATE_WORDS
     epoch = tl.load(state + EPOCH) + 1
     exhausted = epoch >= tl.load(state + LIMIT)
     return epoch, tl.load(state + NONCE) << 32, exhausted, tl.load(state + STOPPED) != 0
 
 
 @triton.jit
-def inbox_block(inbox, rows, num_rows, epoch):
-    """Pointers to the block of each row in the slot of an epoch."""
-    return words_at(inbox) + ((epoch & 1).to(tl.int32) * num_rows + rows) * BLOCK_WORDS
+def inbox_block(inbox, row, num_rows, epoch):
+    """Pointer to the block of a row in the slot of an epoch."""
+    return words_at(inbox) + ((epoch & 1).to(tl.int32) * num_rows + row) * BLOCK_WORDS
 
 
 @triton.jit
 def exchange(
-    rows,
-    row_mask,
-    channel,
+    row,
     num_rows,
     entries,
     flags,
@@ -136,67 +133,59 @@ def exchange(
     may_send,
     inbox,
     peer,
-    state_ptr,
+    state,
     bound,
-    R: tl.constexpr,
     K: tl.constexpr,
     CANDIDATES: tl.constexpr,
 ):
     """Sends the message of an epoch and waits for the peer's.
 
     Takes:
-        rows: int32 [R], row numbers.
-        row_mask: bool [R].
-        channel: int32, the first of these rows: each channel has epochs of its own.
+        row: int32, which is also the channel.
         num_rows: Rows of the inbox.
-        entries: int64 [R, K] to send; not sent without CANDIDATES.
-        flags: int32 [R] to send.
-        carried: int64 [R], token and hash of the epoch before, to send.
+        entries: int64 [K] to send; not sent without CANDIDATES.
+        flags: int32 to send.
+        carried: int64, token and hash of the epoch before, to send.
         epoch: From `read_state`, like nonce.
         may_send: Whether to take part at all.
         inbox: Address of this rank's inbox, int64 [2, B, 64] and one more block for the fault word.
         peer: Address of the peer's.
-        state_ptr: int64 [B, 8].
+        state: Pointer to the state of this channel.
         bound: See `await_signal`.
 
     Returns:
         Whether the peer's message is there, and the fault word.
     """
-    to_peer = inbox_block(peer, rows, num_rows, epoch)
-    sends = row_mask & may_send
+    to_peer = inbox_block(peer, row, num_rows, epoch)
     if CANDIDATES:
-        index = entries_of(K, R)
-        tl.store(column(to_peer, R) + index, entries, mask=column(sends, R) & (index >= 0))
-    tl.store(to_peer + FLAGS_WORD, flags.to(tl.int64), mask=sends)
-    tl.store(to_peer + ACK_WORD, carried, mask=sends)
+        index = tl.arange(0, K)
+        tl.store(to_peer + index, entries, mask=(index >= 0) & may_send)
+    tl.store(to_peer + FLAGS_WORD, flags.to(tl.int64), mask=may_send)
+    tl.store(to_peer + ACK_WORD, carried, mask=may_send)
     # the barrier orders the whole program's stores before the release of the one thread that signals
     tl.debug_barrier()
     wanted = nonce | epoch
     seen = epoch * 0
     fault = epoch * 0
     if may_send:
-        signal = inbox_block(peer, channel, num_rows, epoch) + SIGNAL_WORD
-        tl.atomic_xchg(signal, wanted, sem="release", scope="sys")
-        signal = inbox_block(inbox, channel, num_rows, epoch) + SIGNAL_WORD
+        tl.atomic_xchg(to_peer + SIGNAL_WORD, wanted, sem="release", scope="sys")
+        signal = inbox_block(inbox, row, num_rows, epoch) + SIGNAL_WORD
         fault_ptr = words_at(inbox) + num_rows * 2 * BLOCK_WORDS
-        seen, fault = await_signal(signal, wanted, fault_ptr, state_ptr + channel * STATE_WORDS, bound)
+        seen, fault = await_signal(signal, wanted, fault_ptr, state, bound)
     # one thread has acquired; the barrier passes that on to the others
     tl.debug_barrier()
     return may_send & (seen == wanted), fault
 
 
 @triton.jit
-def received_word(inbox, rows, row_mask, here, num_rows, epoch, word):
-    """A word of each row's message, 0 where it is not here: read where the peer has written, in L2."""
-    block = inbox_block(inbox, rows, num_rows, epoch)
-    return tl.load(block + word, mask=row_mask & here, other=0, cache_modifier=".cg")
+def received_word(inbox, row, here, num_rows, epoch, word):
+    """A word of the peer's message, 0 where it is not here: read where the peer has written, in L2."""
+    return tl.load(inbox_block(inbox, row, num_rows, epoch) + word, mask=here, other=0, cache_modifier=".cg")
 
 
 @triton.jit
 def close_message(
-    rows,
-    row_mask,
-    channel,
+    row,
     num_rows,
     carried,
     acknowledged,
@@ -206,31 +195,28 @@ def close_message(
     exhausted,
     stopped,
     peer,
-    state_ptr,
+    state,
     sticky_ptr,
     error_ptr,
-    R: tl.constexpr,
 ):
     """Compares the acknowledgement with this rank's own result and makes any error sticky on both ranks.
 
     Takes:
-        acknowledged: int64 [R] from the peer; see `exchange` for the others.
+        acknowledged: int64 from the peer; see `exchange` for the others.
         sticky_ptr: int32, `PairError` flags of this rank, for the host.
         error_ptr: int32 [B], `RowError` flags.
 
     Returns:
         Whether this channel goes on.
     """
-    state = state_ptr + channel * STATE_WORDS
-    differs = any_row(row_mask & (acknowledged != carried), R)
     code = tl.where(exhausted, EPOCH_EXHAUSTED, tl.where(fault != 0, PEER_FAULT, PEER_TIMEOUT))
-    code = tl.where(here, tl.where(differs, PEER_MISMATCH, 0), tl.where(stopped, 0, code))
+    code = tl.where(here, tl.where(acknowledged != carried, PEER_MISMATCH, 0), tl.where(stopped, 0, code))
     if here:
         tl.store(state + EPOCH, epoch)
     if code != 0:
-        # after the stores of the rows' own flags: nothing of these rows may be used
+        # after the store of the row's own flags: nothing of this row may be used
         tl.debug_barrier()
-        tl.atomic_or(error_ptr + rows, PEER_FLAG, mask=row_mask, sem="relaxed")
+        tl.atomic_or(error_ptr + row, PEER_FLAG, sem="relaxed", scope="gpu")
         tl.store(state + STOPPED, code.to(tl.int64))
         tl.atomic_or(sticky_ptr, code, sem="relaxed", scope="gpu")
         tl.debug_barrier()
@@ -240,14 +226,14 @@ def close_message(
 
 
 @triton.jit
-def result_word(token, ids, tickets, R: tl.constexpr):
-    """What is acknowledged: int64 [R], token in the low half, hash of ids and counts in the high half."""
+def result_word(token, ids, tickets):
+    """What is acknowledged, int64: token in the low half, hash of ids and counts in the high half."""
     mixed = (ids.to(tl.uint32) * 0x9E3779B1) ^ tickets.to(tl.uint32)
     mixed = (mixed ^ (mixed >> 15)) * 0x2C1B3C6D
     mixed = (mixed ^ (mixed >> 12)) * 0x297A2D39
     mixed = mixed ^ (mixed >> 15)
     # the sum of all words, in two parts that cannot overflow
-    low = row_sum((mixed & 0xFFFF).to(tl.int32), R)
-    high = row_sum((mixed >> 16).to(tl.int32), R)
+    low = tl.sum((mixed & 0xFFFF).to(tl.int32), axis=0)
+    high = tl.sum((mixed >> 16).to(tl.int32), axis=0)
     digest = (high.to(tl.int64) << 16) + low
     return (token.to(tl.int64) & 0xFFFFFFFF) | (digest << 32)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from remote_dspark.contract import Q_FLOOR_FIRST
-from remote_dspark.kernels.finish import CONTINUATION_FLAG, emit_tile, retire
+from remote_dspark.kernels.finish import CONTINUATION_FLAG, SMALL_POINTERS, emit_tile, read_control, retire
 from remote_dspark.kernels.pair_finish import finish_pair
 from remote_dspark.kernels.pair_rank import PairRank
 from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key
@@ -25,7 +25,7 @@ from remote_dspark.kernels.sampled_head import require_logits
 RUN_TIME = ("inbox", "peer", "bound", "rank", "shard_start", "step", "last")
 
 
-@triton.jit(do_not_specialize=RUN_TIME)
+@triton.jit(do_not_specialize=RUN_TIME, do_not_specialize_on_alignment=SMALL_POINTERS)
 def pair_head_kernel(
     logits_ptr,
     logits_stride,
@@ -74,6 +74,8 @@ def pair_head_kernel(
     num_rows = tl.num_programs(1)
     columns = tile * TILE + tl.arange(0, TILE)
     real = columns < shard_size
+    exists = row >= 0
+    draw, tau, greedy, round_low, round_high = read_control(row, exists, control_ptr, step)
     logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=0)
     bad_previous = 0
     bias_row = row.to(tl.int64)
@@ -86,7 +88,6 @@ def pair_head_kernel(
     bias = tl.load(bias_ptr + bias_row * bias_stride + columns, mask=real, other=0)
     # not by the loads' own default: see sampled_head_kernel
     keys = tl.where(real, order_key(bf16_to_f32(logits) + bf16_to_f32(bias)), KEY_EXCLUDED)
-    exists = row >= 0
     candidates = candidate_ptr + row * (num_tiles * K)
     top = emit_tile(keys, candidates + tile * K, exists, 1, K, TILE, TILE_DIRECT)
     before = retire(counter_ptr + row, flag_ptr + row, top, exists, 1)
@@ -96,13 +97,16 @@ def pair_head_kernel(
         tl.store(flag_ptr + row, 0)
         finish_pair(
             row,
-            exists,
-            row,
             num_rows,
             candidate_ptr,
             merged_ptr,
             union_ptr,
             flags,
+            draw,
+            tau,
+            greedy,
+            round_low,
+            round_high,
             control_ptr,
             ids_ptr,
             q_ptr,
@@ -122,7 +126,6 @@ def pair_head_kernel(
             num_tiles,
             step,
             last,
-            1,
             K,
             TILE,
             N,
@@ -154,7 +157,7 @@ def output_arguments(rank: PairRank, step: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-def shared_constants(rank: PairRank, num_rows: int) -> dict[str, int]:
+def shared_constants(rank: PairRank) -> dict[str, int]:
     """The constexprs and launch options that both kernels take."""
     settings = rank.settings
     tiling = settings.tiling
@@ -162,7 +165,7 @@ def shared_constants(rank: PairRank, num_rows: int) -> dict[str, int]:
         "K": settings.k,
         "TILE": tiling.tile,
         "N": triton.next_power_of_2(tiling.num_tiles * settings.k),
-        "TILE_DIRECT": tiling.fills_threads(tiling.tile * num_rows),
+        "TILE_DIRECT": tiling.fills_threads(tiling.tile),
         "MERGE_DIRECT": tiling.fills_threads(tiling.num_tiles * settings.k),
         "FLOOR_FIRST": settings.semantics == Q_FLOOR_FIRST,
         "EMIT_WEIGHTS": settings.emit_weights,
@@ -218,5 +221,5 @@ def launch_pair_position(
         step,
         int(last),
         BY_SLOT=slots is not None,
-        **shared_constants(rank, 1),
+        **shared_constants(rank),
     )

@@ -60,6 +60,8 @@ class RowError(IntFlag):
     """Verifier: a draft row or draft token that cannot have been drawn (order, range, total, or q(x) = 0)."""
     MISSING = 128
     """Verifier: a target row of the request does not exist, or its result never came."""
+    PEER = 256
+    """Physical pair: the position was not exchanged, or not acknowledged; see `pair_rank.PairError`."""
 
 
 @dataclass(frozen=True)
