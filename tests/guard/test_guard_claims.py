@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from windows.guard import devices, files, proc
+from windows.guard import devices, files, proc, release, table
 from windows.guard.errors import Refusal
 from windows.guard.state import State
 
@@ -225,3 +225,13 @@ def test_a_torn_event_costs_only_itself(tmp_path: Path) -> None:
         log.write(b'{"event": "restore-be')
     state.event("ended", None)
     assert [event["event"] for event in state.events(0)] == ["acquired", "torn-line", "ended"]
+
+
+def test_a_dead_man_that_could_not_be_started_is_not_alive(tmp_path: Path) -> None:
+    """Red when a missing record of the dead-man reads as "none was armed" although production is down."""
+    state = State(str(tmp_path / "state"))
+    state.open()
+    said = {name: release.dead_man_alive(state, {"hold_id": "h", "state": name}) for name in table.STATES}
+    none = {"provisional", "leased", "snapshotted"}
+    assert {name for name, alive in said.items() if alive is None} == none
+    assert {name for name, alive in said.items() if alive is False} == set(table.STATES) - none

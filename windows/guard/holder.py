@@ -106,7 +106,7 @@ def _was_committed(state: State, hold_id: str) -> bool:
 
 def _look_after_dead_man(state: State, record: Json, missed: bool) -> bool:
     """Start a dead-man that was missing at the last look too; whether it is missing now."""
-    if record["state"] not in _GUARDED or release.dead_man_alive(state, record["hold_id"]):
+    if record["state"] not in _GUARDED or release.dead_man_alive(state, record):
         return False
     if not missed:
         return True

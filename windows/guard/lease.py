@@ -270,6 +270,6 @@ def beat(state: State, record: Json, args: Json) -> Json:
         "epoch": record["epoch"],
         "fires_at_boottime_ns": states.fires_at_ns(record, pulse),
         "holder_alive": release.holder_alive(state, record["hold_id"]),
-        "dead_man_alive": release.dead_man_alive(state, record["hold_id"]),
+        "dead_man_alive": release.dead_man_alive(state, record),
         "invalidated": release.invalidated(state, record["hold_id"]),
     }

@@ -32,10 +32,12 @@ def holder_alive(state: State, hold_id: str) -> bool:
     return files.is_locked(state.hold_path(hold_id, "holder.lock"))
 
 
-def dead_man_alive(state: State, hold_id: str) -> bool | None:
-    """Whether the hold's dead-man runs; None while none was armed."""
-    record_path = state.hold_path(hold_id, "deadman.json")
-    return launch.is_running(record_path) if os.path.exists(record_path) else None
+def dead_man_alive(state: State, record: Json) -> bool | None:
+    """Whether the open hold's dead-man runs; None while none was armed. One that could not be started is not alive."""
+    record_path = state.hold_path(record["hold_id"], "deadman.json")
+    if not os.path.exists(record_path):
+        return None if record["state"] in table.UNTOUCHED - {table.ARMED} else False
+    return launch.is_running(record_path)
 
 
 def finish(

@@ -57,7 +57,7 @@ def _hold(state: State, record: Json) -> Json:
         fires_at_boottime_ns=fires,
         fires_in_s=(fires - now) / 1e9 if same_boot else 0.0,
         holder_alive=release.holder_alive(state, record["hold_id"]),
-        dead_man_alive=release.dead_man_alive(state, record["hold_id"]),
+        dead_man_alive=release.dead_man_alive(state, record),
     )
 
 
