@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROOFS = ("oracle", "wire", "receipts", "store")
+PROOFS = ("oracle", "wire", "receipts", "store", "worker")
 TIME_BOX_ENDED = 3
 
 

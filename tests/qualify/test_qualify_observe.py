@@ -20,6 +20,7 @@ from remote_dspark.observe import HoldProof, ObserveError, Recorder, output_fold
 from remote_dspark.qualify.arm_config import ArmConfig, add_options, read_options
 from remote_dspark.qualify.load import RequestRecord
 from remote_dspark.qualify.manifest import load_manifest, make_manifest
+from remote_dspark.qualify.worker_client import WorkerPaths
 from remote_dspark.qualify.worker_config import load_probe_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -196,7 +197,9 @@ def test_a_wrong_field_of_a_worker_probe_is_named(tmp_path: Path, line: str, fie
     path = tmp_path / "ww.toml"
     good = 'address = "a:1"\nmode = "greedy-v1"\ndrafter = "d"\ntarget = "t"\ntokenizer = "k"\n'
     path.write_text(good)
-    assert load_probe_config(path).paths.drafter == tmp_path / "d"
+    source = load_probe_config(path).source
+    assert isinstance(source, WorkerPaths)
+    assert source.drafter == tmp_path / "d"
     path.write_text(good + line)
     with pytest.raises(ObserveError, match=f"field {field}"):
         load_probe_config(path)
