@@ -33,7 +33,12 @@ from remote_dspark.drafter.synthetic import synthetic_drafter
 from remote_dspark.kernels.naive import markov_bias
 from remote_dspark.kernels.rows import CONTROL_WORDS, pack_control
 
-pytestmark = [pytest.mark.models, pytest.mark.interp]
+pytestmark = [
+    pytest.mark.models,
+    pytest.mark.interp,
+    # Triton's interpreter turns a loop bound into an integer in a way that numpy has deprecated
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
 
 CONTEXT = 9
 NUM_SEATS = 2
