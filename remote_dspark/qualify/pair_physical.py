@@ -89,9 +89,18 @@ def device_checks(devices: Sequence[int], vocab_size: int, bound_ns: int, *, sha
         lambda: [_barriers(devices)],
     ]
     for step in steps:
-        for check in step():
+        for check in _ended(step):
             is_good = is_good and check.ok is True
             yield check
+
+
+def _ended(step: Callable[[], list[Check]]) -> list[Check]:
+    """A step's checks; one that broke down is a failed check, so that the observation still says what else was seen."""
+    try:
+        return step()
+    except (RuntimeError, ValueError) as cause:
+        # among them a pair with an error, and whatever the driver says of a device that was lost
+        return [Check("ended", "the checks of this step", f"{type(cause).__name__}: {cause}"[:200], False)]
 
 
 def _barriers(devices: Sequence[int]) -> Check:
@@ -122,9 +131,13 @@ def observe(recorder: Recorder, devices: Sequence[int], vocab_size: int, bound_n
 def _record_times(recorder: Recorder, devices: Sequence[int], vocab_size: int, bound_ns: int) -> None:
     recorder.value("times.positions_per_replay", POSITIONS)
     for case in cases(vocab_size):
-        timed = TimedCase(case, devices, bound_ns)
-        with timed.pair:
-            times = timed.measure()
+        try:
+            timed = TimedCase(case, devices, bound_ns)
+            with timed.pair:
+                times = timed.measure()
+        except (RuntimeError, ValueError) as cause:
+            recorder.check(f"times.{case.name}", expected="times", found=f"{type(cause).__name__}: {cause}", ok=False)
+            continue
         for name in ("pair", "half", "full"):
             recorder.samples(f"{case.name}-{name}.jsonl", "ns", getattr(times, name))
             recorder.value(f"times.{case.name}.{name}.position_ns", times.position_ns(name))
