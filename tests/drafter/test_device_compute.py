@@ -54,7 +54,7 @@ def compute() -> DeviceCompute:
         semantics=Q_FLOOR_FIRST,
         cache_bytes=2 * 256 * 3,
         max_positions=64,
-        max_depth=4,
+        max_depth=5,
         tiling=BackboneTiling(),
     )
     rows = state_rows(made.backbone.model, 1, CONTEXT)
@@ -84,7 +84,7 @@ def test_proposals_equal_the_reference_on_the_devices_own_logits(compute: Device
     check = check_rows(compute, CONTEXT, tau)
     assert check.ok, check.found
     assert compute.timings is not None
-    assert (compute.timings.num_sampled, compute.timings.depth) == (2 if tau else 0, 4)
+    assert (compute.timings.num_sampled, compute.timings.depth) == (2 if tau else 0, 5)
 
 
 def test_a_request_is_the_same_alone_and_last_in_a_batch(compute: DeviceCompute) -> None:

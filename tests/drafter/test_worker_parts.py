@@ -16,11 +16,14 @@ from remote_dspark.contract import DraftMode, ServerState
 from remote_dspark.drafter.checkpoint import load_drafter
 from remote_dspark.drafter.engine import DraftEngine
 from remote_dspark.drafter.errors import DeviceFaultError
+from remote_dspark.drafter.shapes import synthetic_identity
+from remote_dspark.drafter.synthetic import synthetic_drafter
 from remote_dspark.serve.config import load_config
 from remote_dspark.serve.errors import BootError, ConfigError
 from remote_dspark.serve.handler import WorkerHandler
 from remote_dspark.serve.health import Health
 from remote_dspark.serve.http import StatusServer
+from remote_dspark.serve.identity import read_identity
 from remote_dspark.serve.metrics import render_codes, render_engine, render_state
 from remote_dspark.serve.timings import StepLog
 from remote_dspark.wire.handler import DrafterRefusal
@@ -63,6 +66,19 @@ def test_defaults_are_off_and_siblings_of_the_checkpoint(tmp_path):
     assert (config.max_requests, config.depth, config.support) == (4, 5, 32)
 
 
+def test_a_device_computes_in_bf16_and_synthetic_weights_are_named(tmp_path):
+    # red when a device defaults to FP32, or a synthetic worker could be taken for a real one
+    text = MINIMAL.replace('path = "drafter"', 'synthetic = "tiny"\ndevice = "cuda:1"')
+    config = load_config(write(tmp_path, text))
+    assert (config.device, config.dtype, config.synthetic) == ("cuda:1", "bfloat16", "tiny")
+    identity = read_identity(config, synthetic_drafter("tiny"))
+    hello, labels = identity.hello(), [synthetic_identity(name) for name in ("tiny", "qwen3-4b")]
+    assert hello.draft_sha256.hex() == labels[0].draft_sha256
+    assert len({digest for each in labels for digest in vars(each).values()}) == 8
+    assert identity.to_document()["weights"] == labels[0].label
+    assert Health(ManualClock(), 1.0, labels[0].label).to_document()["weights"].startswith("synthetic:tiny:")
+
+
 @pytest.mark.parametrize(
     ("text", "field"),
     [
@@ -76,6 +92,9 @@ def test_defaults_are_off_and_siblings_of_the_checkpoint(tmp_path):
         (MINIMAL + "[limits]\nmax_requests = 8\n", r"limits\.max_requests"),
         (MINIMAL + "[limits]\nwedge_after_s = 0\n", "wedge_after_s"),
         (MINIMAL.replace('path = "drafter"', 'path = "drafter"\ndevice = "tpu"'), r"model\.device"),
+        (MINIMAL.replace('path = "drafter"', 'path = "drafter"\ndevice = "cuda"\ndtype = "float32"'), r"model\.dtype"),
+        (MINIMAL.replace('path = "drafter"', 'synthetic = "qwen3-5b"'), r"model\.synthetic.*qwen3-4b"),
+        (MINIMAL.replace('path = "drafter"', 'path = "drafter"\nsynthetic = "tiny"'), r"model\.path"),
         (MINIMAL.replace('path = "drafter"', ""), r"model\.path"),
         (MINIMAL.replace('[metrics]\naddress = "127.0.0.1:0"', '[metrics]\naddress = "9000"'), "host:port"),
         ("= broken", "readable TOML"),

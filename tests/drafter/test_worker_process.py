@@ -207,6 +207,7 @@ def test_greedy_worker_clients_that_vanish_and_strangers(start):
         ({"model": str(TINY / "target")}, 3, "Qwen3DSparkModel"),
         ({"extra": 'tokenizer = "nowhere.json"'}, 3, "nowhere.json"),
         ({"extra": "threads = 0"}, 2, "model.threads"),
+        ({"extra": 'device = "cuda:99"'}, 3, "found 'cuda:99'"),
     ],
 )
 def test_a_worker_that_cannot_serve_says_why_and_exits(start, changes, code, words):
