@@ -39,9 +39,9 @@ def cached_chain(inputs: HeadInputs, chains: int, num_sets: int, overlap: bool):
     return body, buffers
 
 
-def uncached_chain(inputs: HeadInputs, chains: int, overlap: bool, tiling: Tiling = UNCACHED):
+def uncached_chain(inputs: HeadInputs, chains: int, overlap: bool, part: int | None = None):
     """The same with every row computed from W1 and W2."""
-    settings = HeadSettings(tiling, overlap=overlap)
+    settings = HeadSettings(UNCACHED, overlap=overlap)
     buffers = HeadBuffers(settings, DEPTH, inputs.control.shape[0], "cuda")
 
     def body() -> None:
@@ -50,7 +50,7 @@ def uncached_chain(inputs: HeadInputs, chains: int, overlap: bool, tiling: Tilin
             for step in range(DEPTH):
                 launch_markov_position(
                     settings, buffers, step, inputs.logits[chain, step], inputs.control, previous, inputs.w1,
-                    inputs.w2, inputs.no_slots, inputs.cache,
+                    inputs.w2, inputs.no_slots, inputs.cache, part=part,
                 )  # fmt: skip
                 previous = buffers.token[step]
 
@@ -114,5 +114,8 @@ def measure_uncached(report: Report, batches: tuple[int, ...]) -> None:
         for overlap in (False, True):
             timing = time_chain(uncached_chain(inputs, 4, overlap), 20, replays=50)
             report.add(f"uncached head, B={num_rows}{', early' if overlap else ''}", timing, goal, "W2 read")
+        if num_rows > 2:
+            timing = time_chain(uncached_chain(inputs, 4, True, 128), 20, replays=50)
+            report.add(f"uncached head, B={num_rows}, early, part 128", timing, goal, "W2 read")
         del inputs
         torch.cuda.empty_cache()

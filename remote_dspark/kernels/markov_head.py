@@ -24,10 +24,10 @@ from remote_dspark.kernels.finish import (
     read_control,
     retire,
 )
-from remote_dspark.kernels.markov_product import LANES, markov_products, prefetch_l2, product_index, row_scalars
+from remote_dspark.kernels.markov_product import LANES, continue_products, load_part, product_index, row_scalars
 from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key, round_to_bf16
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, require_logits
-from remote_dspark.kernels.selection import HAS_ASSEMBLY, any_row, pick
+from remote_dspark.kernels.selection import any_row, pick
 
 MAX_SHARED_ROWS = 4
 """Rows that one launch can serve: their partial sums live in registers together."""
@@ -78,11 +78,9 @@ def markov_head_kernel(
     shard = tile // tiles_per_shard
     base = shard * shard_size + (tile - shard * tiles_per_shard) * TILE
     limit = tl.minimum((shard + 1) * shard_size, vocab_size)
-    if HAS_ASSEMBLY:
-        # the first part of the weights does not depend on the previous token: it comes while that is looked up
-        lines = (w2_ptr + base.to(tl.int64) * RANK).to(tl.int64) + tl.arange(0, 256) * (SUB * RANK // 128)
-        last = (w2_ptr + limit.to(tl.int64) * RANK).to(tl.int64) - SUB * RANK // 128
-        prefetch_l2(tl.minimum(lines, last), SUB * RANK // 128)
+    end = tl.minimum(limit, base + TILE)
+    # weights do not depend on the previous token: the first come while that is looked up
+    ahead = load_part(w2_ptr, base, end, SUB, RANK)
     rows = base * 0 if R == 1 else tl.arange(0, R)
     exists = rows < num_rows
     draw, tau, greedy, round_low, round_high = read_control(rows, exists, control_ptr, step)
@@ -100,7 +98,9 @@ def markov_head_kernel(
     )
     products = tl.zeros([TILE * R], tl.float32)
     if any_row(slot < 0, R):
-        products = markov_products(w2_ptr, w1_ptr, row_scalars(previous, rows, R), base, limit, TILE, SUB, R, RANK)
+        products = continue_products(
+            ahead, w2_ptr, w1_ptr, row_scalars(previous, rows, R), base, end, TILE, SUB, R, RANK
+        )
     finishes = tile * 0
     for turn in tl.range(0, R, num_stages=1):
         found = tl.gather(products, product_index(tl.arange(0, TILE), row, SUB, R), 0)
@@ -198,7 +198,7 @@ def launch_markov_position(
     w2: torch.Tensor,
     slots: torch.Tensor,
     cache: torch.Tensor,
-    part: int = 128,
+    part: int | None = None,
 ) -> None:
     """Launches one position whose rows may be cached or not, on the current stream.
 
@@ -213,7 +213,8 @@ def launch_markov_position(
         w2: bf16 [V, r].
         slots: int32 [V], cache row of each token or -1.
         cache: bf16 [C, >= V], at least one row.
-        part: Columns of W2 that a program multiplies at a time, 32, 64 or 128; no part of the result.
+        part: Columns of W2 that a program multiplies at a time, 32, 64 or 128; no part of the result. By default as
+            many as fit in its registers beside the W1 rows.
 
     Raises:
         ValueError: Dtypes or shapes.
@@ -260,7 +261,7 @@ def launch_markov_position(
         RANK=rank,
         K=settings.k,
         TILE=tiling.tile,
-        SUB=min(part, tiling.tile),
+        SUB=min(part or (128 if num_rows <= 2 else 64), tiling.tile),
         N=triton.next_power_of_2(tiling.num_tiles * settings.k),
         TILE_DIRECT=tiling.fills_threads(tiling.tile),
         MERGE_DIRECT=tiling.fills_threads(tiling.num_tiles * settings.k),

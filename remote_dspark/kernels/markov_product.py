@@ -12,9 +12,6 @@ import triton.language as tl
 
 from remote_dspark.kernels.rounding import round_to_bf16
 
-STAGES = tl.constexpr(4)
-"""Parts of W2 in flight plus one: their loads overlap the products of this one."""
-
 LANES = tl.constexpr(32)
 """Partial sums of a product; part of the numerics, never a tuning knob."""
 
@@ -80,14 +77,23 @@ def _tree(lanes):
 
 
 @triton.jit
-def _block_products(w2_line, w1, R: tl.constexpr, RANK: tl.constexpr):
-    """Products of BLOCK columns (pointers [BLOCK, 8] to their first words) with R rows: float32 [BLOCK * R]."""
+def _load_steps(w2_line, RANK: tl.constexpr):
+    """W2 of BLOCK columns, from pointers [BLOCK, 8] to their first words: int64 [BLOCK, 8] for each step."""
+    steps = ()
+    for step in tl.static_range(RANK // LANES):
+        steps += (tl.load(w2_line + step * 8),)
+    return steps
+
+
+@triton.jit
+def _sum_steps(steps, w1, R: tl.constexpr, RANK: tl.constexpr):
+    """Products of BLOCK columns (from `_load_steps`) with R rows (from `_load_rows`): float32 [BLOCK * R]."""
     STEPS: tl.constexpr = RANK // LANES
     sums = ()
     for _ in tl.static_range(4 * R):
         sums += (tl.zeros([BLOCK, 8], tl.float32),)
     for step in tl.static_range(STEPS):
-        w2 = _four_lanes(tl.load(w2_line + step * 8))
+        w2 = _four_lanes(steps[step])
         following = ()
         for row in tl.static_range(R):
             for lane in tl.static_range(4):
@@ -97,6 +103,61 @@ def _block_products(w2_line, w1, R: tl.constexpr, RANK: tl.constexpr):
     for row in tl.static_range(R):
         found += (_tree((sums[4 * row] + sums[4 * row + 1]) + (sums[4 * row + 2] + sums[4 * row + 3])),)
     return tl.reshape(_stack(found, R), [BLOCK * R])
+
+
+@triton.jit
+def _block_products(w2_line, w1, R: tl.constexpr, RANK: tl.constexpr):
+    """`_sum_steps` of columns that are still to be loaded."""
+    return _sum_steps(_load_steps(w2_line, RANK), w1, R, RANK)
+
+
+@triton.jit
+def load_part(w2_ptr, first, end, SUB: tl.constexpr, RANK: tl.constexpr):
+    """W2 of SUB columns, for `continue_products`; it depends on no token. From ``end`` on its last column again."""
+    words = w2_ptr.to(tl.pointer_type(tl.int64))
+    loaded = ()
+    for block in tl.static_range(SUB // BLOCK):
+        columns = tl.minimum(first + block * BLOCK + tl.arange(0, BLOCK), end - 1)
+        line = words + columns.to(tl.int64)[:, None] * (RANK // 4) + tl.arange(0, 8)[None, :]
+        loaded += _load_steps(line, RANK)
+    return loaded
+
+
+@triton.jit
+def continue_products(
+    ahead,
+    w2_ptr,
+    w1_ptr,
+    tokens,
+    base,
+    end,
+    TILE: tl.constexpr,
+    SUB: tl.constexpr,
+    R: tl.constexpr,
+    RANK: tl.constexpr,
+):
+    """`markov_products`, whose first part is already on its way: ``ahead`` is `load_part` at ``base``.
+
+    Parts of SUB columns follow each other; as soon as one is used, its registers take the loads of the next.
+    ``end`` must not lie beyond the tile, whose neighbour would be read in vain.
+    """
+    STEPS: tl.constexpr = RANK // LANES
+    BLOCKS: tl.constexpr = SUB // BLOCK
+    PARTS: tl.constexpr = TILE // SUB
+    w1 = _load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
+    products = tl.zeros([PARTS, SUB * R], tl.float32)
+    for part in tl.range(0, PARTS, num_stages=1):
+        following = load_part(w2_ptr, base + (part + 1) * SUB, end, SUB, RANK)
+        blocks = ()
+        for block in tl.static_range(BLOCKS):
+            blocks += (_sum_steps(ahead[block * STEPS : (block + 1) * STEPS], w1, R, RANK),)
+        ahead = following
+        found = tl.reshape(_stack(blocks, BLOCKS), [SUB * R])
+        # after a sum over threads each of them holds a copy, and everything behind it would be kept and done once per
+        # copy; a gather by position is the one operation whose result does not inherit that layout
+        found = tl.gather(found, tl.arange(0, SUB * R), 0)
+        products = tl.where((tl.arange(0, PARTS) == part)[:, None], found[None, :], products)
+    return tl.reshape(products, [TILE * R])
 
 
 @triton.jit
@@ -113,26 +174,12 @@ def markov_products(
 ):
     """Products of one tile for R <= 4 rows, before rounding: float32 [TILE * R], in the order of `product_index`.
 
-    The rows share one read of W2. Parts of SUB columns follow each other. ``tokens`` is a tuple of four scalars of
-    which the first R count. A column from ``limit`` on gives the product of the last one before it.
+    The rows share one read of W2. ``tokens`` is a tuple of four scalars of which the first R count. A column from
+    ``limit`` on gives the product of the last one before it.
     """
-    BLOCKS: tl.constexpr = SUB // BLOCK
-    PARTS: tl.constexpr = TILE // SUB
-    w2_words = w2_ptr.to(tl.pointer_type(tl.int64))
-    w1 = _load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
-    products = tl.zeros([PARTS, SUB * R], tl.float32)
-    for part in tl.range(0, PARTS, num_stages=STAGES):
-        blocks = ()
-        for block in tl.static_range(BLOCKS):
-            columns = tl.minimum(base + part * SUB + block * BLOCK + tl.arange(0, BLOCK), limit - 1)
-            line = w2_words + columns.to(tl.int64)[:, None] * (RANK // 4) + tl.arange(0, 8)[None, :]
-            blocks += (_block_products(line, w1, R, RANK),)
-        found = tl.reshape(_stack(blocks, BLOCKS), [SUB * R])
-        # after a sum over threads each of them holds a copy, and everything behind it would be kept and done once per
-        # copy; a gather by position is the one operation whose result does not inherit that layout
-        found = tl.gather(found, tl.arange(0, SUB * R), 0)
-        products = tl.where((tl.arange(0, PARTS) == part)[:, None], found[None, :], products)
-    return tl.reshape(products, [TILE * R])
+    end = tl.minimum(limit, base + TILE)
+    ahead = load_part(w2_ptr, base, end, SUB, RANK)
+    return continue_products(ahead, w2_ptr, w1_ptr, tokens, base, end, TILE, SUB, R, RANK)
 
 
 @triton.jit
@@ -149,7 +196,6 @@ def markov_bias_tile(
     tokens,
     base,
     limit,
-    _nought,
     TILE: tl.constexpr,
     SUB: tl.constexpr,
     R: tl.constexpr,
@@ -194,7 +240,7 @@ def markov_bias_kernel(
     tokens = tl.load(token_ptr + rows)
     if R == 1:
         tokens = tl.max(tokens, axis=0)
-    bias = markov_bias_tile(w2_ptr, w1_ptr, row_scalars(tokens, rows, R), base, vocab_size, 0, TILE, SUB, R, RANK)
+    bias = markov_bias_tile(w2_ptr, w1_ptr, row_scalars(tokens, rows, R), base, vocab_size, TILE, SUB, R, RANK)
     columns = base + tl.arange(0, TILE)
     bits = (bias.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
     out = bias_ptr + rows[:, None].to(tl.int64) * bias_stride + columns[None, :]
