@@ -246,7 +246,9 @@ class DeviceCompute:
         self.timings: StepTimings | None = None
         settings = None
         if sampled:
-            settings = head_settings(config.vocab_size, support, semantics, overlap=tiling.chain_overlap)
+            # the interpreter knows no dependent launches
+            overlap = tiling.chain_overlap and self._launcher.is_cuda
+            settings = head_settings(config.vocab_size, support, semantics, overlap=overlap)
         depths = sorted({depth for depth in PRODUCTION_DEPTHS if depth < max_depth} | {max_depth})
         width = -(-config.vocab_size // 64) * 64
         self._sequences: dict[int, list[BlockSequence]] = {}

@@ -48,7 +48,7 @@ SHAPES: Final[dict[str, dict[str, Any]]] = {
         "num_hidden_layers": 1,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 8,
+        "head_dim": 32,
         "markov_rank": 32,
         "max_position_embeddings": 128,
         "mask_token_id": 200,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,10 @@ from remote_dspark.drafter.checkpoint import expected_tensors
 from remote_dspark.drafter.config import parse_config
 
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():
+    # must be chosen before the first kernel module is imported, as in tests/kernels
+    os.environ["TRITON_INTERPRET"] = "1"
 
 TINY_PAIR = Path(__file__).resolve().parents[2] / "examples" / "tiny"
 

@@ -1,6 +1,6 @@
-"""The device path as the interpreter runs it: the same launches, called directly instead of captured.
+"""The device path on a small shape: captured where there is a device, else the same launches in the interpreter.
 
-It proves indexing, layouts and the arithmetic's meaning, not memory ordering, speed or what a capture keeps alive;
+The interpreter proves indexing, layouts and what is computed, not memory ordering, speed or what a capture keeps;
 `benchmarks/gpu_worker_checks.py` states the same on a device.
 """
 
@@ -48,7 +48,7 @@ NUM_SEATS = 2
 def compute() -> DeviceCompute:
     """Two seats with the same context, sent in different pieces."""
     made = DeviceCompute(
-        synthetic_drafter("tiny"),
+        synthetic_drafter("tiny", "cuda" if torch.cuda.is_available() else "cpu"),
         NUM_SEATS,
         support=32,
         semantics=Q_FLOOR_FIRST,
@@ -201,7 +201,7 @@ def test_packing_changes_no_weight() -> None:
     packed = pack_model(model, 8)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert torch.equal(packed.layers[0].gate_up[7], before["layers.0.mlp.up_proj.weight"][3])
-    assert packed.context_kv.shape == (2 * 2 * 8, 32)
+    assert packed.context_kv.shape == (2 * 2 * 32, 32)
 
 
 def test_an_engine_over_the_device_path_drafts_and_counts(compute: DeviceCompute) -> None:
