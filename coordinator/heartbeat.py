@@ -59,6 +59,10 @@ class Heartbeat:
         Synchronous, because a guard that does not know the bound yet could take the step's silence for our death.
         """
         self.step_bound_s = bound_s
+        self.beat_now()
+
+    def beat_now(self) -> None:
+        """Ask every host at once and wait for their answers."""
         in_parallel(self._sessions, self._beat)
 
     def check(self) -> None:

@@ -129,6 +129,7 @@ class ProgramRunner:
             self.window.check_ownership()
             end = session.guard.call("wait", {"run": run, "wait_s": _WAIT_SLICE_S}, timeout_s=_WAIT_SLICE_S + 20)
             if end["state"] != "running":
+                self.window.prove_ownership()
                 return end
 
     def collect(self, session: HostSession, name: str, end: Json) -> ProgramRecord:

@@ -216,6 +216,17 @@ class Window:
         if self._heartbeat is not None:
             self._heartbeat.check()
 
+    def prove_ownership(self) -> None:
+        """As `check_ownership`, by what the hosts answer now: what a program measured counts only after this.
+
+        Raises:
+            OwnershipLost: As there; also what happened since the last beat.
+            LinkLost: As there.
+        """
+        if self._heartbeat is not None:
+            self._heartbeat.beat_now()
+        self.check_ownership()
+
     def step_bound(self, bound_s: int | None) -> None:
         """Tell the guards how long the step that begins now may stay silent; None ends it."""
         if self._heartbeat is not None:

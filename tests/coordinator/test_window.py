@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -37,6 +40,15 @@ def hold_until_broken(window: Window, guard: GuardClient) -> None:
         guard.call("break", {"hold_id": window.hold_id, "reason": "test"}, with_claim=False)
         window.step_bound(None)
         window.check_ownership()
+
+
+def hold_until_the_holder_dies(window: Window, state: Path) -> None:
+    with window:
+        window.open()
+        window.prove_ownership()
+        record = state / "holds" / window.hold_id / "holder.json"
+        os.kill(json.loads(record.read_text())["pid"], signal.SIGKILL)
+        window.prove_ownership()
 
 
 def test_production_is_down_inside_and_back_after(small_site: SmallSite) -> None:
@@ -106,6 +118,16 @@ def test_a_broken_lease_stops_us_from_touching_the_host(small_site: SmallSite) -
         assert guard.call("status", with_claim=False)["in_debt"]
         outcome = guard.call("recover", {"hold_id": window.hold_id, "epoch": None}, with_claim=False, timeout_s=60)
         assert outcome["proven"] is True
+        assert answer(small_site.port)
+
+
+def test_a_holder_that_died_since_the_last_beat_is_noticed(small_site: SmallSite) -> None:
+    """Red when a measurement counts although nobody kept the device's lock at its end."""
+    with small_site.running() as (compiled, sessions):
+        window = small_site.window(compiled, sessions)
+        with pytest.raises(OwnershipLost, match="holder is gone"):
+            hold_until_the_holder_dies(window, small_site.root / "state")
+        assert window.exit_code is ExitCode.OWNERSHIP_LOST
         assert answer(small_site.port)
 
 

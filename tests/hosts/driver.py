@@ -62,7 +62,7 @@ def hold(window: Window, sessions: list[HostSession], *, run: str) -> None:
             for session in sessions:
                 _run(window, session, run)
         window.note(HoldEvent.QUALIFIED)
-        window.check_ownership()
+        window.prove_ownership()
 
 
 def _run(window: Window, session: HostSession, script: str) -> None:
