@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -28,8 +29,10 @@ from benchmarks.gpu_timing import Timing
 from remote_dspark.contract import Check, ComputeKind, ObservationKind
 from remote_dspark.kernels import checks
 from remote_dspark.kernels.graph_checks import check_graph_replays
+from remote_dspark.observe import Recorder, output_folder
+from remote_dspark.qualify.hold import prove_hold
 
-RESULT = Path("build/bench_gpu.json")
+RESULT = Path(__file__).resolve().parents[1] / "build" / "bench_gpu.json"
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,20 @@ def run_checks(seconds: float) -> list[Check]:
     return found
 
 
-def write_observation(folder: str, report: Report, found: list[Check]) -> None:
-    """Writes the observation with every raw replay time in ns."""
-    from remote_dspark.observe import Recorder, output_folder
-
-    recorder = Recorder(
+def open_recorder(folder: str | None, *, require_hold: bool) -> Recorder:
+    """Proves the hold first, so that a run that may not count ends before it measures."""
+    return Recorder(
         ObservationKind.WHOLE_WORKER,
         "benchmarks.gpu",
         argv=sys.argv[1:],
         compute=ComputeKind.CUDA,
-        folder=output_folder(folder, {}),
-        hold=None,
+        folder=output_folder(folder, os.environ),
+        hold=prove_hold(os.environ, required=require_hold),
     )
+
+
+def write_observation(recorder: Recorder, report: Report, found: list[Check]) -> None:
+    """Writes the observation with every raw replay time in ns."""
     for number, check in enumerate(found):
         recorder.check(f"{check.name}-{number}", expected=check.expected, found=check.found, ok=bool(check.ok))
     for number, (name, timing) in enumerate(report.samples.items()):
@@ -118,12 +123,16 @@ def write_observation(folder: str, report: Report, found: list[Check]) -> None:
 def main() -> int:
     """Runs everything; 0 when all checks hold."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--observation", metavar="DIR")
+    parser.add_argument("--observation", metavar="DIR", help="inside a hold: the hold's own folder")
+    parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
     parser.add_argument("--quick", action="store_true", help="fewer batch sizes")
     parser.add_argument("--stress-seconds", type=float, default=15.0, help="at most, for each of two proofs")
     parser.add_argument("--peer-dir", type=Path, metavar="DIR", help="another engine's files, see gpu_peer")
     arguments = parser.parse_args()
     begin = time.monotonic()
+    recorder = None
+    if arguments.observation or arguments.require_hold:
+        recorder = open_recorder(arguments.observation, require_hold=arguments.require_hold)
     report = Report()
     found = run_checks(arguments.stress_seconds)
     print(f"checks: {time.monotonic() - begin:.0f} s", flush=True)
@@ -145,8 +154,8 @@ def main() -> int:
         gpu_peer.compare(report)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps([asdict(line) for line in report.lines], indent=1) + "\n", encoding="ascii")
-    if arguments.observation:
-        write_observation(arguments.observation, report, found)
+    if recorder is not None:
+        write_observation(recorder, report, found)
     print(f"total: {time.monotonic() - begin:.0f} s, device {torch.cuda.get_device_name()}")
     return 0 if all(check.ok for check in found) else 1
 

@@ -1,6 +1,6 @@
 """Measured receipts from this machine: a first hold, then one measurement hold over its GPUs, signed and verified.
 
-    python benchmarks/gpu_receipts.py FOLDER kernels worker pair
+    python benchmarks/gpu_receipts.py FOLDER kernels worker pair [--device 0]
 
 The machine is its own host (transport ``local``) and a small web server stands for its production, so that stop, proof
 and restore are real. Needs the coordinator's dependencies. FOLDER gets site, plans, signing key and ``store``; copy
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import socket
 import subprocess
 import sys
@@ -34,11 +35,19 @@ BOUND_S = 540
 
 PROGRAMS: dict[str, tuple[str, list[str]]] = {
     "kernels": ("solo", [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold"]),
-    "worker": ("solo", ["-m", "remote_dspark.qualify.whole_worker", "--require-hold"]),
+    "kernels-quick": (
+        "solo",
+        [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold", "--quick", "--stress-seconds", "5"],
+    ),
+    "worker": ("solo", [str(ROOT / "benchmarks" / "gpu_solo.py"), "--require-hold"]),
     "pair": ("pair", ["-m", "remote_dspark.qualify.pair", "--physical", "--require-hold"]),
     "emulated-pair": ("pair", ["-m", "remote_dspark.qualify.pair", "--require-hold"]),
 }
 """Name to topology and argv after the interpreter."""
+
+
+PASSED = ("TRITON_CACHE_DIR", "LD_LIBRARY_PATH", "HOME")
+"""Variables of this shell that the programs get: where the compiler keeps its work and the driver lies."""
 
 
 def devices() -> list[str]:
@@ -57,8 +66,8 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def site_document(folder: Path, signers: Path) -> dict[str, Any]:
-    """This machine as the only host."""
+def site_document(folder: Path, signers: Path, locked: list[str]) -> dict[str, Any]:
+    """This machine as the only host; a hold locks the devices named."""
     port = free_port()
     return {
         "schema": "coordinator/site/v1",
@@ -72,7 +81,7 @@ def site_document(folder: Path, signers: Path) -> dict[str, Any]:
                 "state_dir": str(folder / "guard-state"),
                 "work_dir": str(folder / "work"),
                 "roles": ["target", "drafter"],
-                "devices": devices(),
+                "devices": locked,
                 "services": [
                     {
                         "name": "web",
@@ -94,8 +103,10 @@ def site_document(folder: Path, signers: Path) -> dict[str, Any]:
     }
 
 
-def plan_documents(names: list[str]) -> dict[str, dict[str, Any]]:
-    """The first hold and the measurement hold."""
+def plan_documents(names: list[str], locked: list[str]) -> dict[str, dict[str, Any]]:
+    """The first hold and the measurement hold, whose programs see the locked devices only."""
+    kept = {name: os.environ[name] for name in PASSED if name in os.environ}
+    env = kept | {"CUDA_VISIBLE_DEVICES": ",".join(locked)}
     bounds = {"preflight": 60, "lease": 20, "snapshot": 30, "arm-dead-man": 30, "stop": 40}
     first = {
         "schema": "coordinator/plan/v1",
@@ -109,7 +120,7 @@ def plan_documents(names: list[str]) -> dict[str, dict[str, Any]]:
     }
     programs = [
         {"name": name, "role": "drafter", "topology": PROGRAMS[name][0], "argv": ["{python}", *PROGRAMS[name][1]],
-         "timeout_s": BOUND_S}
+         "timeout_s": BOUND_S, "env": env}
         for name in names
     ]  # fmt: skip
     measure = first | {
@@ -133,6 +144,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("programs", nargs="+", choices=PROGRAMS)
+    parser.add_argument("--device", type=int, action="append", help="lock this one only; may be repeated; default: all")
     arguments = parser.parse_args()
     folder: Path = arguments.folder.resolve()
     (folder / "web").mkdir(parents=True)
@@ -140,11 +152,13 @@ def main() -> int:
     made = coordinator("keys", "new", "bench", "--out", str(key), stdout=subprocess.PIPE)
     signers.write_text("version = 1\n\n" + made.stdout, encoding="utf-8")
     site = folder / "site.toml"
-    document = site_document(folder, signers)
+    found = devices()
+    locked = [found[index] for index in arguments.device or range(len(found))]
+    document = site_document(folder, signers, locked)
     policy = ROOT / "policies" / "first-hold.toml"
     document["policy_pins"] = {"first-hold": hashlib.sha256(policy.read_bytes()).hexdigest()}
     site.write_text(tomlkit.dumps(document), encoding="utf-8")
-    for name, plan in plan_documents(arguments.programs).items():
+    for name, plan in plan_documents(arguments.programs, locked).items():
         (folder / f"{name}.toml").write_text(tomlkit.dumps(plan), encoding="utf-8")
     common = ["--site", str(site), "--store", str(folder / "store")]
     state = ["--state", str(folder / "marks")]

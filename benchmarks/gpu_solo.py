@@ -1,0 +1,102 @@
+"""One drafter worker on one GPU, measured whole: starts the worker, runs ``qualify.whole_worker``, ends the worker.
+
+    python benchmarks/gpu_solo.py [--mode sampled-top32-v2] [--synthetic qwen3-4b] [--output DIR] [--require-hold]
+
+Weights are synthetic in the real shape, so the times are real and the tokens mean nothing; the observation says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from remote_dspark.qualify import whole_worker
+
+ROOT = Path(__file__).resolve().parents[1]
+START_S = 120.0
+
+
+def toml(document: dict[str, Any]) -> str:
+    """The few kinds of values that these files hold; JSON spells them as TOML does."""
+    plain = [f"{key} = {json.dumps(value)}" for key, value in document.items() if not isinstance(value, dict)]
+    tables = [f"[{key}]\n{toml(value)}" for key, value in document.items() if isinstance(value, dict)]
+    return "\n".join([*plain, *tables]) + "\n"
+
+
+def wait_ready(health: str, process: subprocess.Popen[bytes]) -> None:
+    """Until the worker says that it serves.
+
+    Raises:
+        RuntimeError: It ended, or did not get there in time.
+    """
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"expected a worker that serves, found exit code {process.returncode}")
+        try:
+            with urllib.request.urlopen(f"http://{health}/health", timeout=5) as answer:
+                if b"ready" in answer.read():
+                    return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"expected a worker that serves within {START_S:.0f} s, found none at {health}")
+
+
+def main() -> int:
+    """Starts, measures, ends; the code is the measurement's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="sampled-top32-v2")
+    parser.add_argument("--synthetic", default="qwen3-4b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--repetitions", type=int, default=60)
+    arguments, rest = parser.parse_known_args()
+    with tempfile.TemporaryDirectory(prefix="dspark-solo-") as name, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        health = f"127.0.0.1:{free.getsockname()[1]}"
+        free.close()
+        folder = Path(name)
+        worker = {
+            "modes": [arguments.mode],
+            "model": {"synthetic": arguments.synthetic, "device": arguments.device},
+            "listen": {"address": f"unix:{folder}/worker.sock"},
+            "metrics": {"address": health},
+            "limits": {"max_positions": 4096, "markov_cache_bytes": 1 << 30},
+        }
+        probe = {
+            "address": f"unix:{folder}/worker.sock",
+            "status": health,
+            "mode": arguments.mode,
+            "synthetic": arguments.synthetic,
+            "depths": [5],
+            "batches": [1, 2, 3, 4],
+            "repetitions": arguments.repetitions,
+            "warmup": 6,
+            "context": 512,
+        }
+        (folder / "worker.toml").write_text(toml(worker), encoding="utf-8")
+        (folder / "probe.toml").write_text(toml(probe), encoding="utf-8")
+        environment = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH") or str(ROOT)}
+        command = [sys.executable, "-m", "remote_dspark.serve", "--config", str(folder / "worker.toml")]
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        try:
+            wait_ready(health, process)
+            return whole_worker.main(["--config", str(folder / "probe.toml"), *rest])
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
