@@ -81,7 +81,7 @@ def _load_steps(w2_line, RANK: tl.constexpr):
     """W2 of BLOCK columns, from pointers [BLOCK, 8] to their first words: int64 [BLOCK, 8] for each step."""
     steps = ()
     for step in tl.static_range(RANK // LANES):
-        steps += (tl.load(w2_line + step * 8),)
+        steps += (tl.load(w2_line + step * 8),)  # type: ignore[assignment]
     return steps
 
 
@@ -91,17 +91,17 @@ def _sum_steps(steps, w1, R: tl.constexpr, RANK: tl.constexpr):
     STEPS: tl.constexpr = RANK // LANES
     sums = ()
     for _ in tl.static_range(4 * R):
-        sums += (tl.zeros([BLOCK, 8], tl.float32),)
+        sums += (tl.zeros([BLOCK, 8], tl.float32),)  # type: ignore[assignment]
     for step in tl.static_range(STEPS):
         w2 = _four_lanes(steps[step])
         following = ()
         for row in tl.static_range(R):
             for lane in tl.static_range(4):
-                following += (sums[4 * row + lane] + w2[lane] * w1[(row * STEPS + step) * 4 + lane],)
+                following += (sums[4 * row + lane] + w2[lane] * w1[(row * STEPS + step) * 4 + lane],)  # type: ignore[assignment]
         sums = following
     found = ()
     for row in tl.static_range(R):
-        found += (_tree((sums[4 * row] + sums[4 * row + 1]) + (sums[4 * row + 2] + sums[4 * row + 3])),)
+        found += (_tree((sums[4 * row] + sums[4 * row + 1]) + (sums[4 * row + 2] + sums[4 * row + 3])),)  # type: ignore[assignment]
     return tl.reshape(_stack(found, R), [BLOCK * R])
 
 
@@ -150,7 +150,7 @@ def continue_products(
         following = load_part(w2_ptr, base + (part + 1) * SUB, end, SUB, RANK)
         blocks = ()
         for block in tl.static_range(BLOCKS):
-            blocks += (_sum_steps(ahead[block * STEPS : (block + 1) * STEPS], w1, R, RANK),)
+            blocks += (_sum_steps(ahead[block * STEPS : (block + 1) * STEPS], w1, R, RANK),)  # type: ignore[assignment]
         ahead = following
         found = tl.reshape(_stack(blocks, BLOCKS), [SUB * R])
         # after a sum over threads each of them holds a copy, and everything behind it would be kept and done once per
