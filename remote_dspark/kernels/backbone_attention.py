@@ -275,4 +275,4 @@ def block_attention(
 
 def query_rows(groups: int, pad: int) -> int:
     """Query rows that a program handles: those of all heads of its group, at least what a matrix product needs."""
-    return max(16, triton.next_power_of_2(groups) * pad)
+    return max(16, int(triton.next_power_of_2(groups)) * pad)
