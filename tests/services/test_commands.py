@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 
 from coordinator.rehearsal_site import free_ports
 from coordinator.store import Store
@@ -55,6 +56,14 @@ class Operator:
         except OSError:
             return False
 
+    def sign(self) -> list[str]:
+        """A key whose owner the site allows, and a signed preflight; the options of a campaign that uses them."""
+        key, signers, site = (self.site.root / name for name in ("alice.pem", "signers.toml", "site.toml"))
+        signers.write_text("version = 1\n\n" + self.run("keys", "new", "alice", "--out", str(key)).stdout)
+        site.write_text(tomlkit.dumps({**tomlkit.parse(site.read_text()), "signers": str(signers)}))
+        self.run("doctor", *self.files(), "--key", str(key))
+        return ["--key", str(key), "--state", str(self.site.root / "marks")]
+
 
 @pytest.fixture
 def operator(tmp_path: Path) -> Iterator[Operator]:
@@ -65,17 +74,20 @@ def operator(tmp_path: Path) -> Iterator[Operator]:
 
 def test_a_first_hold_leaves_a_budget_and_production(operator: Operator) -> None:
     """Red when `campaign` cannot run a first hold on a site, or its budget receipt does not pass."""
-    done = operator.run("campaign", *operator.files(plan=True), "--json")
+    done = operator.run("campaign", *operator.files(plan=True), *operator.sign(), "--json")
     assert done.returncode == 0, done.stderr
     assert operator.answers()
-    assert operator.kinds() == ["source-identity", "host-facts", "hold", "budget"]
+    kinds = [kind for kind in operator.kinds() if kind != "admission"]
+    assert kinds == ["host-facts", "source-identity", "host-facts", "hold", "budget"]
     assert operator.run("receipts", "verify", str(operator.store)).returncode == 0
-    budget = [read_receipt(entry.content).predicate for entry in Store(operator.store).entries()][-1]
+    predicates = [read_receipt(entry.content).predicate for entry in Store(operator.store).entries()]
+    (budget,) = [predicate for predicate in predicates if predicate.kind == "budget"]
     assert budget.verdict.outcome.value == "PASS", budget.verdict.reasons
 
 
 def test_hold_open_holds_until_ctrl_c_and_is_seen_from_elsewhere(operator: Operator) -> None:
     """Red when the hold ends without restore, or `status` and `abort` need the opener's journal."""
+    signed = operator.sign()
     words = ["hold", "open", "--reason", "look at the fans", *operator.files(plan=True)]
     process = subprocess.Popen(operator.argv(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -84,7 +96,7 @@ def test_hold_open_holds_until_ctrl_c_and_is_seen_from_elsewhere(operator: Opera
         status = operator.status()
         assert status["hold"]["reason"] == "look at the fans"
         assert status["stopped"] == ["web"]
-        refused = operator.run("campaign", *operator.files(plan=True))
+        refused = operator.run("campaign", *operator.files(plan=True), *signed)
         assert refused.returncode == 11, refused.stderr
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
