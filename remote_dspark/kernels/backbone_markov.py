@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from remote_dspark.kernels.backbone_matmul import bf16_bits
-from remote_dspark.kernels.markov_product import BLOCK, _block_products, _load_rows, row_scalars
+from remote_dspark.kernels.markov_product import BLOCK, block_products, load_rows, row_scalars
 
 MULTIPROCESSORS = 132
 """Of the device the grid is laid out for; another number changes the time and nothing else."""
@@ -76,7 +76,7 @@ def bias_rows_kernel(
                     tl.store(out_ptr + row * out_stride + columns, tl.load(source + columns, mask=real), mask=real)
     else:
         w2_words = w2_ptr.to(tl.pointer_type(tl.int64))
-        w1 = _load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
+        w1 = load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
         element = tl.arange(0, BLOCK * R)
         row = element % R
         wide = _of_row(slots, row, R)
@@ -85,7 +85,7 @@ def bias_rows_kernel(
             columns = tl.minimum(part * BLOCK + tl.arange(0, BLOCK), vocab_size - 1)
             line = w2_words + columns.to(tl.int64)[:, None] * (RANK // 4) + tl.arange(0, 8)[None, :]
             # by column, then row; gathered so that not every thread of a sum keeps a copy
-            computed = tl.gather(_block_products(line, w1, R, RANK), element, 0)
+            computed = tl.gather(block_products(line, w1, R, RANK), element, 0)
             column = part * BLOCK + element // R
             real = (column < vocab_size) & (row < num_rows)
             cached = tl.load(source + column, mask=real & (wide >= 0), other=0)

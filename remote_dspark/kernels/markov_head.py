@@ -93,7 +93,7 @@ def markov_head_kernel(
     slot = tl.load(slot_ptr + previous, mask=exists, other=0)
     # programs start with different rows, so that different programs are the last of different rows
     row = tile & (R - 1)
-    logits, cached = _read_row(
+    logits, cached = read_row(
         logits_ptr, logits_stride, bias_ptr, bias_stride, base, limit, row, num_rows, pick(slot, rows, row, R), TILE
     )
     products = tl.zeros([TILE * R], tl.float32)
@@ -110,7 +110,7 @@ def markov_head_kernel(
         keys = tl.where(real, order_key(bf16_to_f32(logits) + bias), KEY_EXCLUDED)
         following = (row + 1) & (R - 1)
         if turn + 1 < R:
-            logits, cached = _read_row(
+            logits, cached = read_row(
                 logits_ptr,
                 logits_stride,
                 bias_ptr,
@@ -178,7 +178,7 @@ def markov_head_kernel(
 
 
 @triton.jit
-def _read_row(logits_ptr, logits_stride, bias_ptr, bias_stride, base, limit, row, num_rows, slot, TILE: tl.constexpr):
+def read_row(logits_ptr, logits_stride, bias_ptr, bias_stride, base, limit, row, num_rows, slot, TILE: tl.constexpr):
     """Logits and cached bias of one tile of one row, int16 [TILE]; the bias means nothing in an uncached row."""
     columns = base + tl.arange(0, TILE)
     real = (columns < limit) & (row < num_rows)

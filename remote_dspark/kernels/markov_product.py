@@ -46,7 +46,7 @@ def _four_lanes(words):
 
 
 @triton.jit
-def _load_rows(w1_words, tokens, R: tl.constexpr, RANK: tl.constexpr):
+def load_rows(w1_words, tokens, R: tl.constexpr, RANK: tl.constexpr):
     """The W1 rows of R tokens: a tuple of float32 [1, 8], by row, step of 32 and lane of a word."""
     found = ()
     for row in tl.static_range(R):
@@ -87,7 +87,7 @@ def _load_steps(w2_line, RANK: tl.constexpr):
 
 @triton.jit
 def _sum_steps(steps, w1, R: tl.constexpr, RANK: tl.constexpr):
-    """Products of BLOCK columns (from `_load_steps`) with R rows (from `_load_rows`): float32 [BLOCK * R]."""
+    """Products of BLOCK columns (from `_load_steps`) with R rows (from `load_rows`): float32 [BLOCK * R]."""
     STEPS: tl.constexpr = RANK // LANES
     sums = ()
     for _ in tl.static_range(4 * R):
@@ -106,7 +106,7 @@ def _sum_steps(steps, w1, R: tl.constexpr, RANK: tl.constexpr):
 
 
 @triton.jit
-def _block_products(w2_line, w1, R: tl.constexpr, RANK: tl.constexpr):
+def block_products(w2_line, w1, R: tl.constexpr, RANK: tl.constexpr):
     """`_sum_steps` of columns that are still to be loaded."""
     return _sum_steps(_load_steps(w2_line, RANK), w1, R, RANK)
 
@@ -144,7 +144,7 @@ def continue_products(
     STEPS: tl.constexpr = RANK // LANES
     BLOCKS: tl.constexpr = SUB // BLOCK
     PARTS: tl.constexpr = TILE // SUB
-    w1 = _load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
+    w1 = load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
     products = tl.zeros([PARTS, SUB * R], tl.float32)
     for part in tl.range(0, PARTS, num_stages=1):
         following = load_part(w2_ptr, base + (part + 1) * SUB, end, SUB, RANK)

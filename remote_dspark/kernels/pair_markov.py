@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from remote_dspark.kernels.finish import CONTINUATION_FLAG, SMALL_POINTERS, emit_tile, read_control, retire
-from remote_dspark.kernels.markov_head import MAX_SHARED_ROWS, _read_row
+from remote_dspark.kernels.markov_head import MAX_SHARED_ROWS, read_row
 from remote_dspark.kernels.markov_product import LANES, markov_products, product_index, row_scalars
 from remote_dspark.kernels.pair_finish import finish_pair
 from remote_dspark.kernels.pair_head import RUN_TIME, output_arguments, shared_constants
@@ -87,7 +87,7 @@ def pair_markov_kernel(
     finishes = tile * 0
     for _ in tl.range(0, R, num_stages=1):
         own_slot = pick(slot, rows, row, R)
-        logits, cached = _read_row(
+        logits, cached = read_row(
             logits_ptr, logits_stride, bias_ptr, bias_stride, base, shard_size, row, num_rows, own_slot, TILE
         )
         found = tl.gather(products, product_index(tl.arange(0, TILE), row, SUB, R), 0)
