@@ -2,7 +2,7 @@
 
 Cases are dealt round by a hash of their names, so every part has some of each family, a new case moves no other, and as
 many days as there are parts run everything. ``HOSTS_PART`` is read here only: ``all``, ``K/N`` (from 1), ``each``
-(one case of each family); without it the day of the year chooses K.
+(one case of each family); ``today``, or nothing, lets the date choose K.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def resolve(wanted: str | None, num_cases: int, today: date) -> str:
     """
     if wanted in ("all", "each"):
         return wanted
-    if not wanted:
+    if not wanted or wanted == "today":
         num_parts = max(num_cases // CASES_PER_PART, 1)
         return f"{today.toordinal() % num_parts + 1}/{num_parts}"
     number, _, total = wanted.partition("/")
     if not (number.isdigit() and total.isdigit() and 1 <= int(number) <= int(total)):
-        raise ValueError(f"{VARIABLE}={wanted!r}: expected all, each, or K/N with 1 <= K <= N")
+        raise ValueError(f"{VARIABLE}={wanted!r}: expected all, each, today, or K/N with 1 <= K <= N")
     return wanted
 
 
