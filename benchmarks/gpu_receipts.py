@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from coordinator.clock import SystemClock
 from coordinator.config import read_site
+from coordinator.init_files import gpu_uuids
 from coordinator.production import production
+from coordinator.rehearsal_site import free_ports
 from coordinator.render import Reporter
 from coordinator.session import open_sessions
 
@@ -50,25 +51,9 @@ PASSED = ("TRITON_CACHE_DIR", "LD_LIBRARY_PATH", "HOME")
 """Variables of this shell that the programs get: where the compiler keeps its work and the driver lies."""
 
 
-def devices() -> list[str]:
-    """UUIDs of the GPUs, or the name of the one device of a machine without any."""
-    try:
-        said = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ["cpu0"]
-    return [line.split("UUID: ")[1].rstrip(")") for line in said.splitlines() if "UUID: " in line]
-
-
-def free_port() -> int:
-    """A port on loopback that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def site_document(folder: Path, signers: Path, locked: list[str]) -> dict[str, Any]:
     """This machine as the only host; a hold locks the devices named."""
-    port = free_port()
+    (port,) = free_ports(1)
     return {
         "schema": "coordinator/site/v1",
         "name": "gpu-machine",
@@ -152,7 +137,7 @@ def main() -> int:
     made = coordinator("keys", "new", "bench", "--out", str(key), stdout=subprocess.PIPE)
     signers.write_text("version = 1\n\n" + made.stdout, encoding="utf-8")
     site = folder / "site.toml"
-    found = devices()
+    found = gpu_uuids() or ["cpu0"]
     locked = [found[index] for index in arguments.device or range(len(found))]
     document = site_document(folder, signers, locked)
     policy = ROOT / "policies" / "first-hold.toml"

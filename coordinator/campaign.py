@@ -107,26 +107,31 @@ class Campaign:
     def measure_budget(self, first: CompiledPlan) -> None:
         """A first hold: stop and restore only, on declared bounds; leaves the first budget receipt (DECISIONS 12)."""
         plan_sha256, self.writer.plan_sha256 = self.writer.plan_sha256, first.sha256
-        started = self.writer.now()
-        result = self._hold(first, 1, body=None, reason="first hold: measure stop and restore")
-        self.holds.append(result)
-        if result.receipt is not None and result.error is None:
-            self._back(write_budget(self.writer, result.window, started, result.receipt), result.window.step_ns)
-        self.writer.plan_sha256 = plan_sha256
-        if result.error is not None:
-            raise result.error
+        try:
+            self._only_hold(first, None, reason="first hold: measure stop and restore")
+        finally:
+            self.writer.plan_sha256 = plan_sha256
 
     def measure(self) -> None:
         """A measurement hold: its programs, their receipts, and what stop, programs and restore took."""
-        with refusals_kept(self.writer, "campaign", "budget"):
-            self._require_budget(1)
+        self._require_budget(1)
+        self._only_hold(self.compiled, self._measurements, reason=f"measure: {self.writer.campaign}")
+
+    def _only_hold(
+        self, compiled: CompiledPlan, body: Callable[[Window, HoldResult], None] | None, *, reason: str
+    ) -> None:
+        """The one hold of a plan without arms, and its budget receipt.
+
+        Raises:
+            CoordinatorError: It did not end well; its receipt says how.
+        """
         started = self.writer.now()
-        result = self._hold(self.compiled, 1, body=self._measurements, reason=f"measure: {self.writer.campaign}")
+        result = self._hold(compiled, 1, body=body, reason=reason)
         self.holds.append(result)
-        if result.receipt is not None and result.error is None:
-            write_budget(self.writer, result.window, started, result.receipt)
         if result.error is not None:
             raise result.error
+        if result.receipt is not None:
+            self._back(write_budget(self.writer, result.window, started, result.receipt), result.window.step_ns)
 
     def measure_steps(self, session: HostSession) -> None:
         """Time the plan's programs once outside a hold (rehearsals only); leaves their budget receipt."""
@@ -150,8 +155,7 @@ class Campaign:
         """Both holds, then the comparison when both ended well."""
         result = CampaignResult(self.compiled, self.writer.store.path)
         for number in self.compiled.plan.hold_numbers():
-            with refusals_kept(self.writer, "campaign", "budget"):
-                self._require_budget(number)
+            self._require_budget(number)
             hold = self._hold(self.compiled, number, body=self._body, reason=f"campaign {self.writer.campaign}")
             self.holds.append(hold)
             result.holds.append(hold)
@@ -221,19 +225,20 @@ class Campaign:
         MeasurementBody(self, window, result).run()
 
     def _require_budget(self, number: int) -> None:
-        """Every bound of the hold has a measurement behind it, and the sum fits; missing evidence refuses.
+        """Every bound of the hold has a measurement behind it, and the sum fits; a refusal leaves an attempt receipt.
 
         Raises:
             AdmissionRefused: Names the bound and what is missing or contradicted.
         """
-        try:
-            require_budget(self.compiled, number, self.evidence)
-        except BudgetError as error:
-            raise AdmissionRefused(
-                str(error),
-                where=f"plan {self.compiled.plan.name}, hold {number}",
-                next_step="run a plan of purpose first-hold, or a rehearsal, and keep its receipts in this store",
-            ) from error
+        with refusals_kept(self.writer, "campaign", "budget"):
+            try:
+                require_budget(self.compiled, number, self.evidence)
+            except BudgetError as error:
+                raise AdmissionRefused(
+                    str(error),
+                    where=f"plan {self.compiled.plan.name}, hold {number}",
+                    next_step="run a plan of purpose first-hold, or a rehearsal, and keep its receipts in this store",
+                ) from error
 
     def _hold(
         self, compiled: CompiledPlan, number: int, *, body: Callable[[Window, HoldResult], None] | None, reason: str
