@@ -15,13 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from remote_dspark.contract import ServerState
+from remote_dspark.observe import ObserveError
 from remote_dspark.qualify import whole_worker
+from remote_dspark.qualify.worker_client import read_status
 
 ROOT = Path(__file__).resolve().parents[1]
 START_S = 120.0
@@ -44,12 +47,9 @@ def wait_ready(health: str, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise RuntimeError(f"expected a worker that serves, found exit code {process.returncode}")
-        try:
-            with urllib.request.urlopen(f"http://{health}/health", timeout=5) as answer:
-                if b"ready" in answer.read():
-                    return
-        except OSError:
-            pass
+        with suppress(ObserveError):
+            if read_status(health, "/health", 5.0)["state"] == ServerState.READY.value:
+                return
         time.sleep(0.1)
     raise RuntimeError(f"expected a worker that serves within {START_S:.0f} s, found none at {health}")
 

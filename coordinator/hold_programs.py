@@ -6,7 +6,7 @@ A program is judged here by its own checks and its end only; what an arm or a pl
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,14 +22,13 @@ from coordinator.window import Window
 from receipts import bodies
 from receipts.fields import Kind, Outcome, Row, Subject
 from remote_dspark.contract import ObservationKind
-from windows.commands import Program
+from windows.commands import Program, Topology
 from windows.plan import StepKind
 from windows.site import Role
 
 if TYPE_CHECKING:
     from coordinator.campaign import Campaign
 
-Topology = Literal["solo", "pair"]
 _SCOPES = {
     Kind.PAIR_QUALIFICATION: (
         "that the two ranks of this drafter pair draw the same tokens from the same exact q, on this compute"

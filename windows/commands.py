@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from windows.document import AbsolutePath, EnvName, Name, Strict, Text
 from windows.site import Port, Probe, Role, require_no_secret_option, require_no_secret_value
 
+Topology = Literal["solo", "pair"]
 Bound = Annotated[int, Field(ge=1, le=86_400)]
 
 
@@ -87,4 +88,4 @@ class Measurement(Program):
     """
 
     name: Name
-    topology: Literal["solo", "pair"] = "solo"
+    topology: Topology = "solo"
