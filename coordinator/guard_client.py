@@ -100,7 +100,7 @@ class GuardClient:
         self.archive = archive
         self.state_dir = state_dir
         self.claim: Json | None = None
-        self._argv = [python, "-I", archive, "--state", state_dir]
+        self._argv = [python, "-I", "-S", archive, "--state", state_dir]
         self._operation_ids = operation_ids
         self._clock = clock or SystemClock()
 

@@ -88,7 +88,7 @@ def parse_guard_frame(data: bytes) -> dict[str, Any]:
 
 
 def _ask_guard(guard: str, state: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    command = [sys.executable, "-I", guard, "--state", state]
+    command = [sys.executable, "-I", "-S", guard, "--state", state]
     try:
         done = subprocess.run(
             command, input=json.dumps(request).encode(), capture_output=True, timeout=timeout_s, check=False

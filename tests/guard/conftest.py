@@ -106,7 +106,7 @@ class GuardHost:
         self.claim: Json | None = None
 
     def argv(self, *extra: str) -> list[str]:
-        return [self.python, "-I", str(self.archive), "--state", str(self.state), *extra]
+        return [self.python, "-I", "-S", str(self.archive), "--state", str(self.state), *extra]
 
     def raw(self, request: bytes) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self.argv(), input=request, capture_output=True, timeout=120, check=False)

@@ -13,13 +13,14 @@ import pytest
 
 from tests.hosts.estate import OP
 from tests.hosts.lab import Lab, why_not
-from tests.hosts.part import BOX_S, VARIABLE, choose, resolve
+from tests.hosts.part import BOX_S, VARIABLE, Ledger, choose, resolve
 from tests.hosts.trio import Trio
 
 HERE = Path(__file__).parent
 FAILED = pytest.StashKey[bool]()
 PART = pytest.StashKey[str]()
 BEGUN = pytest.StashKey[float]()
+LEDGER = pytest.StashKey[Ledger]()
 
 
 MATRIX = "test_faults_"
@@ -37,13 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=f"NOT RUN: booting hosts {reason}"))
     cases = [item for item in here if item.path.name.startswith(MATRIX)]
+    config.stash[LEDGER] = Ledger(config.rootpath)
     if cases and not any("::" in argument for argument in config.args):
         _keep_a_part(config, items, cases)
 
 
 def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[pytest.Item]) -> None:
     part = resolve(os.environ.get(VARIABLE), len(cases), datetime.now(UTC).date())
-    chosen = choose([item.name for item in cases], part)
+    chosen = choose([item.name for item in cases], part, config.stash[LEDGER].passed())
     left_out = {item for item in cases if item.name not in chosen}
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
@@ -115,8 +117,10 @@ def users(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tells the fixture whether its test failed."""
+    """Tells the fixture whether its test failed, and the ledger what became of the case."""
     report = yield
     if report.when == "call":
         item.stash[FAILED] = report.failed
+    if item.path.name.startswith(MATRIX) and not report.skipped and (report.when == "call" or report.failed):
+        item.config.stash[LEDGER].add(item.name, report.outcome, report.duration)
     return report

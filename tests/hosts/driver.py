@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import coordinator.window
@@ -86,13 +88,25 @@ def cost_of(window: Window) -> str:
     return json.dumps({"steps_ns": sum(window.step_ns.values()), "service_ns": service_ns})
 
 
-def main() -> int:
+def run(argv: Sequence[str]) -> int:
+    """As a program of its own would: the hold's exit code, or a traceback and 1."""
+    try:
+        return main(argv)
+    except Exception:  # noqa: BLE001 - what ends a program with a traceback
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def main(argv: Sequence[str]) -> int:
     """Returns the hold's exit code."""
     parser = argparse.ArgumentParser(description="opens one hold, as the tests want it")
     parser.add_argument("--folder", type=Path, required=True, help="with site.toml and plan.toml; gets journals/")
     parser.add_argument("--at", default="", help="number or label of the record to stop after")
     parser.add_argument("--run", default="", help="shell script of an owned program on each host")
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     Stations.at = options.at
     vars(coordinator.window)["Journal"] = Stations
     clock = SystemClock()
@@ -127,4 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -9,10 +9,11 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.hosts.machine import LabError, Machine, system
+from tests.hosts.warm import Started, WarmServer
 
 ROOT = Path("/run/coordinator-lab")
 NUM_SLOTS = 16
@@ -42,6 +43,7 @@ class Lab:
         self._bridge = f"{self._tag}br"
         self._subnet = f"10.78.{100 + self.slot}"
         self.folder = ROOT / self._tag
+        self._warm: WarmServer | None = None
 
     def __enter__(self) -> Lab:
         for folder in sorted(self.folder.glob("*/")):
@@ -55,6 +57,8 @@ class Lab:
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        if self._warm is not None:
+            self._warm.close()
         for machine in self.machines.values():
             machine.power_off()
             machine.wipe()
@@ -78,6 +82,12 @@ class Lab:
         for machine in off:
             machine.wait_ready()
         return chosen
+
+    def start_coordinator(self, argv: Sequence[str], log: Path) -> Started:
+        """A coordinator of the fault matrix, see ``driver``; its stderr goes to ``log``."""
+        if self._warm is None:
+            self._warm = WarmServer()
+        return self._warm.start(argv, log)
 
     def _machine(self, name: str, octet: int) -> Machine:
         return Machine(self._tag, self.folder, name, self._bridge, f"{self._subnet}.{octet}")

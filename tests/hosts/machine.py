@@ -87,6 +87,9 @@ MaxStartups 100:100:200
 MaxSessions 64
 """
 
+GENERATORS = {kind: Path("/usr/lib/systemd", f"{kind}-generators") for kind in ("system", "user")}
+"""They write units for disks and packages of the machine below, which a host has none of, at every reload."""
+
 MASKED = (
     "systemd-sysctl",
     "systemd-modules-load",
@@ -104,7 +107,7 @@ class LabError(Exception):
     """A host of the lab did not do what it was told: the lab's fault, never a finding about the code under test."""
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+def wait_for(condition: Callable[[], object], timeout_s: float, what: str, *, every_s: float = 0.02) -> None:
     """Polls until ``condition`` holds.
 
     Raises:
@@ -114,7 +117,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> No
     while not condition():
         if time.monotonic() > end:
             raise LabError(f"not within {timeout_s} s: {what}")
-        time.sleep(0.02)
+        time.sleep(every_s)
 
 
 def system(*argv: str, check: bool = True) -> str:
@@ -317,6 +320,11 @@ class Machine:
         os.setxattr(units, "trusted.overlay.opaque", b"y")
         for name in MASKED:
             (units / f"{name}.service").symlink_to("/dev/null")
+        for kind, folder in GENERATORS.items():
+            masks = upper / f"etc/systemd/{kind}-generators"
+            masks.mkdir()
+            for generator in folder.glob("*"):
+                (masks / generator.name).symlink_to("/dev/null")
         (units / "lab-sshd.service").write_text(SSHD_UNIT)
         wanted = "lab-sshd.service multi-user.target"
         (units / "lab.target").write_text(f"[Unit]\nRequires=basic.target\nWants={wanted}\nAllowIsolate=yes\n")

@@ -2,14 +2,18 @@
 
 Cases are dealt round by a hash of their names, so every part has some of each family, a new case moves no other, and as
 many days as there are parts run everything. ``HOSTS_PART`` is read here only: ``all``, ``K/N`` (from 1), ``each``
-(one case of each family); ``today``, or nothing, lets the date choose K.
+(one case of each family); ``today``, or nothing, lets the date choose K; ``left`` are the cases that have not passed
+yet according to the ledger, so that a whole run can be interrupted. Delete the ledger and it begins again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from datetime import date
+import json
+import subprocess
+from collections.abc import Collection, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
 
 CASES_PER_PART = 105
 VARIABLE = "HOSTS_PART"
@@ -21,25 +25,54 @@ def resolve(wanted: str | None, num_cases: int, today: date) -> str:
     """The part as text.
 
     Raises:
-        ValueError: ``wanted`` is none of the three forms.
+        ValueError: ``wanted`` is none of these forms.
     """
-    if wanted in ("all", "each"):
+    if wanted in ("all", "each", "left"):
         return wanted
     if not wanted or wanted == "today":
         num_parts = max(num_cases // CASES_PER_PART, 1)
         return f"{today.toordinal() % num_parts + 1}/{num_parts}"
     number, _, total = wanted.partition("/")
     if not (number.isdigit() and total.isdigit() and 1 <= int(number) <= int(total)):
-        raise ValueError(f"{VARIABLE}={wanted!r}: expected all, each, today, or K/N with 1 <= K <= N")
+        raise ValueError(f"{VARIABLE}={wanted!r}: expected all, each, left, today, or K/N with 1 <= K <= N")
     return wanted
 
 
-def choose(names: Sequence[str], part: str) -> set[str]:
-    """The names of the cases of a part."""
+def choose(names: Sequence[str], part: str, passed: Collection[str] = ()) -> set[str]:
+    """The names of the cases of a part; ``passed`` are those that need not run again."""
     dealt = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
     if part == "all":
         return set(names)
+    if part == "left":
+        return set(names) - set(passed)
     if part == "each":
         return set({name.partition("[")[0]: name for name in reversed(dealt)}.values())
     number, _, total = part.partition("/")
     return set(dealt[int(number) - 1 :: int(total)])
+
+
+class Ledger:
+    """What became of each case at which commit: one JSON line for each time it ran."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "build" / "hosts-matrix.jsonl"
+        said = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
+        )
+        self._commit = said.stdout.strip() or "unknown"
+
+    def passed(self) -> set[str]:
+        """Names of the cases whose last run passed."""
+        if not self._path.exists():
+            return set()
+        runs = [json.loads(line) for line in self._path.read_text().splitlines()]
+        last = {run["case"]: run["outcome"] for run in runs}
+        return {case for case, outcome in last.items() if outcome == "passed"}
+
+    def add(self, case: str, outcome: str, seconds: float) -> None:
+        """Append one run; workers may do so at once."""
+        utc = datetime.now(UTC).isoformat(timespec="seconds")
+        run = {"case": case, "outcome": outcome, "s": round(seconds, 1), "commit": self._commit, "utc": utc}
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("a") as ledger:
+            ledger.write(json.dumps(run) + "\n")

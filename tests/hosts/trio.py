@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +21,7 @@ from coordinator.rehearsal_site import write_toml
 from tests.hosts.estate import OP, ROOT, WORK, Owner, fill_disk, fill_user_disk, plan_document, web, worker
 from tests.hosts.lab import Lab
 from tests.hosts.machine import LabError, Machine, start_ticks, wait_for
+from tests.hosts.warm import Started
 from windows.guard.framing import parse_reply
 from windows.guard.state import State
 from windows.hold import replay
@@ -47,7 +46,7 @@ NUM_RECORDS = 63
 class Driver:
     """A coordinator's process."""
 
-    process: subprocess.Popen[str]
+    process: Started
     log: Path
     hold_id: str = ""
     code: int | None = None
@@ -56,7 +55,6 @@ class Driver:
 
     def until_station(self) -> str | None:
         """The label of the record it waits at, or None when it ended without reaching it."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.words.append(line.strip())
             mark, _, rest = line.strip().partition(" ")
@@ -72,7 +70,6 @@ class Driver:
 
     def go(self) -> None:
         """Let it go on."""
-        assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
 
@@ -103,6 +100,7 @@ class Trio:
     """The three hosts in one test."""
 
     def __init__(self, lab: Lab, folder: Path, *, owner: Owner = ROOT, is_bare: bool = False) -> None:
+        self._lab = lab
         self.folder = folder
         self.owner = owner
         names = BARE_NAMES if is_bare else USER_NAMES if owner is OP else NAMES
@@ -170,17 +168,9 @@ class Trio:
 
     def drive(self, at: str = "", *, run: bool = False, script: str = PLAIN_RUN, name: str = "driver") -> Driver:
         """Start a coordinator on this site; it waits after the record ``at``; with ``run`` it runs ``script``."""
-        argv = [sys.executable, "-m", "tests.hosts.driver", "--folder", str(self.folder), "--at", at]
+        argv = ["--folder", str(self.folder), "--at", at, *(["--run", script] if run else [])]
         log = self.folder / f"{name}-{len(self.drivers)}.log"
-        with log.open("wb") as errors:
-            process = subprocess.Popen(
-                [*argv, *(["--run", script] if run else [])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                cwd=Path(__file__).parents[2],
-            )
+        process = self._lab.start_coordinator(argv, log)
         self.drivers.append(Driver(process, log))
         return self.drivers[-1]
 
@@ -191,7 +181,7 @@ class Trio:
         state = self.owner.state
         archive = sorted(machine.path(f"{state}/bin").glob("guard-*.pyz"))[0].name
         request = {"protocol": 1, "verb": verb, "op": secrets.token_hex(8), "claim": claim, "args": args or {}}
-        argv = [*self.owner.enter, self.owner.python, "-I", f"{state}/bin/{archive}", "--state", state]
+        argv = [*self.owner.enter, self.owner.python, "-I", "-S", f"{state}/bin/{archive}", "--state", state]
         reply = parse_reply(machine.inside(*argv, stdin=json.dumps(request).encode()).encode())
         if not reply["ok"]:
             raise LabError(f"{machine.name}: {verb}: {reply['error']}")
@@ -253,7 +243,12 @@ class Trio:
         """Until every host is free or degraded by itself; how long it took."""
         begun = time.monotonic()
 
-        wait_for(lambda: all(map(self.is_settled, self.machines)), timeout_s, "the hosts end the hold by themselves")
+        wait_for(
+            lambda: all(map(self.is_settled, self.machines)),
+            timeout_s,
+            "the hosts end the hold by themselves",
+            every_s=0.1,
+        )
         return time.monotonic() - begun
 
     def recover(self, hold_id: str | None, verb: str = "recover") -> int:
@@ -334,11 +329,7 @@ class Trio:
     def close(self) -> None:
         """End what still runs; a host that is not as it was is wiped, so that the next test starts clean."""
         for driver in self.drivers:
-            if driver.process.poll() is None:
-                driver.kill()
-            for stream in (driver.process.stdin, driver.process.stdout):
-                if stream is not None:
-                    stream.close()
+            driver.process.close()
         off = [machine for machine in self.machines if self.tainted or not self._is_clean(machine)]
         for machine in off:
             machine.power_off()

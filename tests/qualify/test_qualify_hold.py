@@ -35,7 +35,7 @@ class Guard:
 
     def ask(self, verb: str, **args: Any) -> Any:
         request = {"protocol": 1, "verb": verb, "op": secrets.token_hex(8), "claim": self.claim, "args": args}
-        command = [sys.executable, "-I", str(self.archive), "--state", str(self.state)]
+        command = [sys.executable, "-I", "-S", str(self.archive), "--state", str(self.state)]
         done = subprocess.run(command, input=json.dumps(request).encode(), capture_output=True, timeout=60, check=True)
         reply = framing.parse_reply(done.stdout)
         assert reply["ok"], reply

@@ -37,7 +37,7 @@ def remove(state: State) -> None:
 
 def render(state: State, record: Json) -> str:
     """The text. Lines that start with ``#`` are for the reader, all others are commands."""
-    guard = shlex.join([sys.executable, "-I", spawn.program_path(), "--state", state.folder, "restore-now"])
+    guard = shlex.join([sys.executable, "-I", "-S", spawn.program_path(), "--state", state.folder, "restore-now"])
     lines = [
         f"# Hold {record['hold_id']} (epoch {record['epoch']}, {record['owner']}) stopped production on this host.",
         "# First choice, checks its work:",

@@ -175,4 +175,4 @@ def program_path() -> str:
 
 def internal_argv(state_dir: str, role: str, ident: str) -> list[str]:
     """The command line of one of the guard's own background programs."""
-    return [sys.executable, "-I", program_path(), "--state", state_dir, "--internal", role, ident]
+    return [sys.executable, "-I", "-S", program_path(), "--state", state_dir, "--internal", role, ident]
