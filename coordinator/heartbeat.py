@@ -31,8 +31,7 @@ class Heartbeat:
         self._sessions: list[HostSession] = []
         self._orphan_after_s = orphan_after_s
         self._clock = clock
-        self._wake = threading.Event()
-        self._stopping = False
+        self._ended = threading.Event()
         self._loss: CoordinatorError | None = None
         self._last_ok_ns: dict[str, int] = {}
         self._dead_man_missing_ns: dict[str, int] = {}
@@ -48,18 +47,19 @@ class Heartbeat:
 
     def stop(self) -> None:
         """End the threads; returns when no beat is under way."""
-        self._stopping = True
-        self._wake.set()
+        self._ended.set()
         for thread in self._threads:
             thread.join()
 
     def set_step_bound(self, bound_s: int | None) -> None:
-        """The running step changed: tell the guards at once, before it begins.
+        """The running step changed: tell the guards at once, before it begins; its end, with the next beat.
 
-        Synchronous, because a guard that does not know the bound yet could take the step's silence for our death.
+        Synchronous, because a guard that does not know the bound yet could take the step's silence for our death. One
+        that knows it a little too long only waits for us a little longer.
         """
         self.step_bound_s = bound_s
-        self.beat_now()
+        if bound_s is not None:
+            self.beat_now()
 
     def beat_now(self) -> None:
         """Ask every host at once and wait for their answers."""
@@ -85,9 +85,10 @@ class Heartbeat:
                 )
 
     def _run(self, session: HostSession) -> None:
-        while not self._stopping and self._loss is None:
+        every_s = max(self._orphan_after_s / 4, 0.5)
+        # The first after a pause: the host has just heard from us, when it gave the lease.
+        while not self._ended.wait(every_s) and self._loss is None:
             self._beat(session)
-            self._wake.wait(max(self._orphan_after_s / 4, 0.5))
 
     def _beat(self, session: HostSession) -> None:
         try:
