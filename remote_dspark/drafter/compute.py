@@ -55,6 +55,9 @@ class BlockCompute(Protocol):
     def base_logits(self, blocks: Sequence[Block], depth: int) -> Tensor:
         """BF16 [B, depth, V] base logits, a fresh tensor."""
 
+    def close(self) -> None:
+        """End what outlives this object; nothing is drafted afterwards."""
+
 
 class TorchCompute:
     """The reference: plain torch, one request at a time.
@@ -81,6 +84,9 @@ class TorchCompute:
     def context(self, seat: int) -> SeatContext:
         """The context of a seat."""
         return self._contexts.setdefault(seat, ContextCache(self._model, self._max_positions))
+
+    def close(self) -> None:
+        """Nothing to end."""
 
     def draft(self, blocks: Sequence[Block], depth: int) -> DraftedRows:
         """Draft; the selector is chosen before either runs."""

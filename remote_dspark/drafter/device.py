@@ -44,6 +44,11 @@ NUM_STATE_BUFFERS: Final = 4
 HEADER_BYTES: Final = 16
 
 
+def captured_depths(max_depth: int) -> list[int]:
+    """Depths that have sequences of their own; every other one up to ``max_depth`` is the front of a deeper one."""
+    return sorted({depth for depth in PRODUCTION_DEPTHS if depth < max_depth} | {max_depth})
+
+
 def head_settings(vocab_size: int, support: int, semantics: str, *, overlap: bool) -> HeadSettings:
     """Fixed choices of the sampled head."""
     tile = min(HEAD_TILE, triton.next_power_of_2(max(vocab_size, support)))
@@ -249,15 +254,17 @@ class DeviceCompute:
             # the interpreter knows no dependent launches
             overlap = tiling.chain_overlap and self._launcher.is_cuda
             settings = head_settings(config.vocab_size, support, semantics, overlap=overlap)
-        depths = sorted({depth for depth in PRODUCTION_DEPTHS if depth < max_depth} | {max_depth})
         width = -(-config.vocab_size // 64) * 64
         self._sequences: dict[int, list[BlockSequence]] = {}
         for num_rows in range(1, num_seats + 1):
             logits = torch.zeros((max_depth, num_rows, width), dtype=torch.bfloat16, device=weight.device)
             self._sequences[num_rows] = [
                 BlockSequence(self.backbone, self.markov, self._launcher, logits[:depth], settings, support, tiling)
-                for depth in depths
+                for depth in captured_depths(max_depth)
             ]
+
+    def close(self) -> None:
+        """Nothing to end: the device's memory goes with this object."""
 
     def context(self, seat: int) -> SeatContext:
         """The context of a seat."""
@@ -282,7 +289,7 @@ class DeviceCompute:
         self._state_ns = 0
         if rows.tokens.shape[1] == depth:
             return rows
-        return DraftedRows(rows.tokens[:, :depth], rows.ids[:, :depth], rows.q[:, :depth], rows.counts[:, :depth])
+        return rows.front(depth)
 
     def sequence(self, num_rows: int, depth: int) -> BlockSequence:
         """The sequences that serve a batch and depth.

@@ -236,6 +236,10 @@ class DraftEngine:
         occupant.generation = None
         self.counters.closed += 1
 
+    def shutdown(self) -> None:
+        """End the compute; no call may follow."""
+        self.compute.close()
+
     def context_length(self, seat: int) -> int:
         """Committed positions whose states a seat holds."""
         return self._seats[seat].context.length

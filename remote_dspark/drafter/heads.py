@@ -35,6 +35,10 @@ class DraftedRows:
     q: NDArray[np.float32]
     counts: NDArray[np.int32]
 
+    def front(self, depth: int) -> DraftedRows:
+        """The first positions: views, since no position sees a later one."""
+        return DraftedRows(self.tokens[:, :depth], self.ids[:, :depth], self.q[:, :depth], self.counts[:, :depth])
+
 
 @dataclass(frozen=True, eq=False)
 class SampleInputs:

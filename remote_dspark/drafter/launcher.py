@@ -25,6 +25,10 @@ class Launcher:
         self.is_cuda = device.type == "cuda"
         if self.is_cuda:
             torch.cuda.set_device(device)
+        # torch's own capture stream belongs to the first device that captured
+        self._stream: torch.cuda.Stream | None = None
+        if self.is_cuda:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def capture(self, body: Callable[[], None]) -> Callable[[], None]:
         """What runs ``body``'s launches once more; ``body`` must use fixed tensors only."""
@@ -33,7 +37,7 @@ class Launcher:
         body()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._stream):
             body()
         return _Replay(graph, body)
 

@@ -134,6 +134,15 @@ class BlockStaging:
         size = len(self._out.host_bytes) if sampled else self._front
         self._out.host_bytes[:size].copy_(self._out.device_bytes[:size], non_blocking=True)
 
+    def outputs(self, *, sampled: bool) -> bytes:
+        """What was copied out, as it lies in memory; a copy. Two ranks of one step must agree on every byte."""
+        size = len(self._out.host_bytes) if sampled else self._front
+        return self._out.host_bytes[:size].numpy().tobytes()
+
+    def tokens(self) -> NDArray[np.int32]:
+        """int32 [D, B] drafted tokens as copied out, unchecked; a view."""
+        return self._out.host["token"][:, : self.num_rows]
+
     def collect(self, blocks: Sequence[Block], vocab_size: int, *, sampled: bool) -> DraftedRows:
         """The outputs of exactly this step, as copies. The copy out must have been waited for.
 

@@ -40,6 +40,7 @@ def bias_rows_kernel(
     slot_ptr,
     previous_ptr,
     num_rows,
+    num_tokens,
     vocab_size,
     num_parts,
     R: tl.constexpr,
@@ -56,7 +57,7 @@ def bias_rows_kernel(
     rows = tl.arange(0, R)
     exists = rows < num_rows
     previous = tl.load(previous_ptr + rows, mask=exists, other=0)
-    previous = tl.minimum(tl.maximum(previous, 0), vocab_size - 1)
+    previous = tl.minimum(tl.maximum(previous, 0), num_tokens - 1)
     # a row that does not exist asks for nothing
     slot = tl.where(exists, tl.load(slot_ptr + previous, mask=exists, other=0), 0)
     num_uncached = tl.sum((slot < 0).to(tl.int32), axis=0)
@@ -108,10 +109,10 @@ def write_bias_rows(
     Args:
         previous: int32 [B], previous tokens, B at most 4.
         w1: bf16 [V, r].
-        w2: bf16 [V, r].
+        w2: bf16 [S, r]: V rows, or those of one rank's shard.
         slots: int32 [V], cache row of each token or -1.
-        cache: bf16 [C, >= V], at least one row.
-        out: bf16 [B, >= V], written in its first V columns.
+        cache: bf16 [C, >= S], at least one row.
+        out: bf16 [B, >= S], written in its first S columns.
         overlap: Programmatic dependent launch: starts while the kernel before it ends.
     """
     num_rows, (vocab_size, rank) = previous.shape[0], w2.shape
@@ -130,6 +131,7 @@ def write_bias_rows(
         slots,
         previous,
         num_rows,
+        w1.shape[0],
         vocab_size,
         num_parts,
         R=padded,

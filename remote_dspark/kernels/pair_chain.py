@@ -24,6 +24,7 @@ from remote_dspark.kernels.pair_rank import (
     PairRank,
     PairSettings,
     inbox_words,
+    require_two,
 )
 
 Launch = Callable[[PairRank, int], None]
@@ -54,12 +55,14 @@ class PhysicalPair:
 
     Raises:
         PairRefusedError: Devices that are no pair.
+        RankCountError: Not two of them.
     """
 
     def __init__(
         self, settings: PairSettings, depth: int, num_rows: int, devices: Sequence[int], epoch_limit: int = EPOCH_LIMIT
     ) -> None:
         self.devices = tuple(devices)
+        require_two(len(self.devices))
         require_pair(read_facts(self.devices), settings.bound)
         enable_peer_access(self.devices)
         nonce = 1 + secrets.randbelow(NONCE_LIMIT - 1)

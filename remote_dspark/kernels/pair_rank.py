@@ -95,6 +95,23 @@ class PairSettings:
         return HeadSettings(tiling, k=self.k, semantics=self.semantics, emit_weights=self.emit_weights)
 
 
+class RankCountError(ValueError):
+    """A pair of more or fewer ranks than the kernels exchange between."""
+
+
+def require_two(num_ranks: int) -> None:
+    """Refuses another number of ranks than the kernels were built for.
+
+    Raises:
+        RankCountError: Names both numbers.
+    """
+    if num_ranks != NUM_RANKS:
+        raise RankCountError(
+            f"expected {NUM_RANKS} ranks, which is what the kernels exchange between, found {num_ranks}; "
+            "the emulated pair takes more (qualify.pair --ranks)"
+        )
+
+
 def inbox_words(num_rows: int) -> int:
     """int64 words of an inbox: two slots of blocks, and a block for the fault word."""
     return int((NUM_SLOTS * num_rows + 1) * BLOCK_WORDS.value)
