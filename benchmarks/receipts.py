@@ -32,6 +32,8 @@ from receipts.fields import ChainLink, Host, Kind, Parent, Row, Subject, Verdict
 from receipts.model import PREDICATES, Statement
 from receipts.reader import read_receipt
 
+CORES = 2
+"""Processes that examine receipts: the goal is stated for two cores."""
 SOURCE = hashlib.sha256(b"benchmark").hexdigest()
 LOG = "b" * 32
 ROWS = 8
@@ -96,28 +98,45 @@ def shorten(store: Path, path: Path, number: int) -> Path:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one whole verification took: CPU and wall seconds, peak memory in bytes."""
+    """What one whole verification took: CPU and wall seconds, peak memory in bytes, all its processes together."""
 
     cpu_s: float
     wall_s: float
     peak_bytes: int
 
 
-def verify_in_a_process(path: Path) -> Cost:
-    """One whole verification in a process of its own, start included.
+def verify_with_processes(path: Path, jobs: int) -> Cost:
+    """One whole verification as the command does it, start included.
 
-    One process on one core: on an idle machine the wall clock says what CPU time says, on a busy one it measures the
-    neighbours.
+    Args:
+        path: The store.
+        jobs: Processes that examine receipts; with 1 there is no other process.
     """
     code = (
         "import sys; from pathlib import Path; from coordinator.store_verify import verify_store\n"
-        "v = verify_store(Path(sys.argv[1])); assert v.is_whole, v.report.findings[:3]\n"
-        "import resource; print(v.report.num_receipts, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "v = verify_store(Path(sys.argv[1]), jobs=int(sys.argv[2])); assert v.is_whole, v.report.findings[:3]"
     )
-    before, start = _children_s(), time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    wall_s = time.perf_counter() - start
-    return Cost(_children_s() - before, wall_s, int(done.stdout.split()[1]) * 1024)
+    before, start, peak = _children_s(), time.perf_counter(), 0
+    with subprocess.Popen([sys.executable, "-c", code, str(path), str(jobs)]) as process:
+        while process.poll() is None:
+            peak = max(peak, _tree_bytes(process.pid))
+            time.sleep(0.05)
+    if process.returncode:
+        raise RuntimeError(f"verification of {path} exited with {process.returncode}")
+    return Cost(_children_s() - before, time.perf_counter() - start, peak)
+
+
+def _tree_bytes(pid: int) -> int:
+    """Resident bytes of a process and its children now; a page that two share counts twice."""
+    total, ahead = 0, [str(pid)]
+    while ahead:
+        proc = Path("/proc", ahead.pop())
+        try:
+            total += int((proc / "statm").read_text().split()[1]) * resource.getpagesize()
+            ahead += (proc / "task" / proc.name / "children").read_text().split()
+        except OSError:
+            continue  # it ended meanwhile
+    return total
 
 
 def _children_s() -> float:
@@ -171,14 +190,14 @@ def _sizes(folder: Path, sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     yield _result("receipt of ordinary size", size, "bytes", None)
     for number in sizes:
         path = whole if number == max(sizes) else shorten(whole, folder / str(number), number)
-        cost = costs[number] = verify_in_a_process(path)
+        cost = costs[number] = verify_with_processes(path, CORES)
         goal_s = 30 * number / 100_000 + (1 if number < 100_000 else 0)
         what = f"verify {number} receipts, chain and parents"
-        yield _result(f"{what}, CPU", cost.cpu_s, "s", goal_s,
+        yield _result(f"{what}, {CORES} cores", cost.wall_s, "s", goal_s)
+        yield _result(f"{what}, CPU", cost.cpu_s, "s", None,
                       "sha256sum -c (hashes only)", cost.cpu_s / hash_only_s(path))  # fmt: skip
-        yield _result(f"{what}, wall", cost.wall_s, "s", goal_s)
         goal_mib = 300.0 if number <= 100_000 else None
-        yield _result(f"peak memory, {number} receipts", cost.peak_bytes / (1 << 20), "MiB", goal_mib)
+        yield _result(f"peak memory of all processes, {number} receipts", cost.peak_bytes / (1 << 20), "MiB", goal_mib)
         # An append writes new files only: receipts that are shared with another length stay as they are.
         taken = sorted(append_ms(path, 40))
         yield _result(f"append one receipt at {number}, median", statistics.median(taken), "ms", 5.0)

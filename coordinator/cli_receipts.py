@@ -13,6 +13,7 @@ keys_app = typer.Typer(no_args_is_help=True, help="Signing keys and who is allow
 _STORE = Path("receipts-store")
 _SINCE = "Only what follows this head: a receipt id, or a HEAD file kept elsewhere."
 _SIGNERS = "Allowed-signers file; without it: INTEGRITY ONLY."
+_JOBS = "Processes that read receipts; default: one per core for a long log, else one."
 _STATE = "Where the furthest accepted heads are kept; default: ~/.local/state/dspark-coordinator."
 
 StoreArgument = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the receipt store.")]
@@ -32,11 +33,14 @@ def verify(
     signers: SignersOption = None,
     anchor: Annotated[Path | None, typer.Option("--anchor", help="A HEAD file kept elsewhere; must be in it.")] = None,
     state: StateOption = None,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, max=64, help=_JOBS)] = None,
 ) -> None:
     """Check every byte, link, parent, raw file, verdict and signature. Exits 0, or 60 when anything does not hold."""
     from coordinator.store_verify import run_verify
 
-    code = run_verify(store, junit=junit, json=json, since=since, signers=signers, anchor=anchor, state=state)
+    code = run_verify(
+        store, junit=junit, json=json, since=since, signers=signers, anchor=anchor, state=state, jobs=jobs
+    )
     raise typer.Exit(code)
 
 

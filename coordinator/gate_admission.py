@@ -20,14 +20,13 @@ from coordinator.store_files import read_file
 from coordinator.store_marks import Marks
 from coordinator.store_verify import (
     StoreVerdict,
-    Trust,
     read_anchor,
     read_signers,
     remember,
     unreadable,
     verify_store,
-    walk,
 )
+from coordinator.store_walk import Trust, walk
 from receipts.errors import Code, ReceiptError
 from receipts.fields import Evidence, Kind, Parent, Position, Subject, is_utc
 from receipts.gates import Decision, Facts, Record, decide, record

@@ -11,7 +11,8 @@ from coordinator.errors import UsageError
 from coordinator.render import Reporter, print_json
 from coordinator.report_html import page
 from coordinator.store import Store
-from coordinator.store_verify import Trust, read_signers, walk
+from coordinator.store_verify import read_signers
+from coordinator.store_walk import Trust, walk
 from receipts.errors import ReceiptError
 from receipts.fields import Outcome
 from receipts.findings import Verified

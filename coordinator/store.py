@@ -30,7 +30,15 @@ from typing import Final, NewType, Protocol
 from filelock import FileLock, Timeout
 
 from coordinator.store_files import Syncer, copy_sample, link_new, read_file, write_new
-from coordinator.store_snapshot import OWN_NAMES, RECEIPT_NAME, Snapshot, receipt_stem, sequence_of, take_snapshot
+from coordinator.store_snapshot import (
+    ENVELOPE_NAME,
+    OWN_NAMES,
+    RECEIPT_NAME,
+    Snapshot,
+    listed_entries,
+    receipt_stem,
+    take_snapshot,
+)
 from receipts.chain import Head, link_draft, parse_head
 from receipts.errors import Code, ReceiptError
 from receipts.findings import Entry
@@ -84,11 +92,12 @@ class Store:
                 stored then.
         """
         files = dict(samples or {})
-        _require_samples(read_receipt(draft).predicate, files)
+        receipt = read_receipt(draft)
+        _require_samples(receipt.predicate, files)
         with _writing(self.path):
-            return self._append(draft, files, signer)
+            return self._append(receipt, files, signer)
 
-    def _append(self, draft: bytes, files: Mapping[str, Path], signer: Signer | None) -> ReceiptId:
+    def _append(self, draft: Receipt, files: Mapping[str, Path], signer: Signer | None) -> ReceiptId:
         self._create()
         with self._locked():
             self._recover()
@@ -196,10 +205,14 @@ class Store:
         self._add_sums(lines)
         head = self.head()
         if head.head != receipt.id:
-            write_new(self.path / "HEAD.new", head.follow(receipt).encode(), mode=0o644, replace=True)
+            moved = head.follow(receipt.id, receipt.predicate.chain)
+            write_new(self.path / "HEAD.new", moved.encode(), mode=0o644, replace=True)
             self._syncer.sync(self.path / "HEAD.new", *touched)
             (self.path / "HEAD.new").rename(self.path / "HEAD")
-        self._syncer.sync(self.path, *touched)
+            self._syncer.sync(self.path)
+        else:
+            # A writer that died after the rename: what it did not sync may not be durable yet.
+            self._syncer.sync(self.path, *touched)
         self._clear_pending()
 
     def _recover(self) -> None:
@@ -227,7 +240,7 @@ class Store:
             head = self.head()
             if receipt.id != head.head:
                 # Nothing but the very next receipt can have been staged; anything else was put there by somebody.
-                head.follow(receipt)
+                head.follow(receipt.id, receipt.predicate.chain)
             for envelope in pending.glob(f"{stem}.*.dsse.json"):
                 read_document(read_file(envelope, MAX_ENVELOPE_BYTES), MAX_ENVELOPE_BYTES)
             for sample in receipt.predicate.samples:
@@ -302,14 +315,8 @@ class Store:
             snapshot: Which files; taken now when left out.
             first: Leave out, unread, receipts whose name has a lower sequence number.
         """
-        listed = snapshot or self.snapshot()
-        envelopes = dict(listed.envelopes)
-        for name in listed.receipts:
-            names = envelopes.pop(name.removesuffix(".json"), ())
-            if sequence_of(name) >= first or not RECEIPT_NAME.fullmatch(name):
-                yield self._entry(name, names)
-        for stem, names in sorted(envelopes.items()):
-            yield Entry(name=names[0], content=b"", refused=ReceiptError(Code.FOREIGN, f"no receipt {stem}", names[0]))
+        for name, envelope_names in listed_entries(snapshot or self.snapshot(), first):
+            yield self.entry(name, envelope_names)
 
     def names(self, folder: str) -> list[str]:
         """What lies in one of the store's folders, in no order; a folder that is a link is refused."""
@@ -323,7 +330,11 @@ class Store:
         except OSError as error:
             raise ReceiptError(Code.NOT_A_FILE, f"cannot list: {error.strerror}", f"{self.path}/{folder}") from error
 
-    def _entry(self, name: str, envelope_names: tuple[str, ...]) -> Entry:
+    def entry(self, name: str, envelope_names: tuple[str, ...]) -> Entry:
+        """One file of a listing with its envelopes, read once; a refused one says why."""
+        envelope = ENVELOPE_NAME.fullmatch(name)
+        if envelope:
+            return Entry(name=name, content=b"", refused=ReceiptError(Code.FOREIGN, f"no receipt {envelope[1]}", name))
         if not RECEIPT_NAME.fullmatch(name):
             refused = ReceiptError(Code.BAD_NAME, "expected NNNNNNNN-kind-digest12.json", name)
             return Entry(name=name, content=b"", refused=refused)

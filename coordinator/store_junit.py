@@ -23,7 +23,7 @@ def write_junit(path: Path, report: LogReport, cases: Sequence[Case], *, elapsed
     """Write the report; findings that belong to no readable receipt are the log's."""
     claimed = {id(finding) for case in cases for finding in case.findings}
     loose = [finding for finding in report.findings if id(finding) not in claimed]
-    blocks = [_case(case.name, case.kind, case.findings) for case in cases if case.is_readable]
+    blocks = [_case(named.name, named.facts.kind, found) for named, found in cases if named.facts]
     blocks.append(_case("log", "chain, head, sums, marks", loose))
     num_failed = sum("<failure" in block for block in blocks)
     num_errors = sum("<error" in block and "<failure" not in block for block in blocks)

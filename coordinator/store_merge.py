@@ -20,12 +20,13 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import ReceiptId, Store
 from coordinator.store_files import Syncer, read_file, write_new
 from coordinator.store_merged import MAX_SUMS_BYTES, MERGE_COMMAND, merge_link, merged_store, with_merged
-from coordinator.store_verify import StoreVerdict, Trust, read_signers, unreadable, walk
+from coordinator.store_verify import StoreVerdict, read_signers, unreadable
+from coordinator.store_walk import Trust, walk
 from receipts import bodies
 from receipts.chain import Head
 from receipts.errors import Code, ReceiptError
 from receipts.fields import Evidence, Kind, Subject
-from receipts.findings import Verified
+from receipts.findings import Outline
 from receipts.raw import MAX_SAMPLE_BYTES
 from receipts.reader import read_receipt
 from windows.exit_codes import ExitCode
@@ -38,7 +39,7 @@ def merge_command(store: Path, other: Path, *, signers: Path | None, key: Path |
     try:
         trust = Trust(now_utc=clock.utc(), signers=read_signers(signers))
         for path in (store, other) if (store / "HEAD").exists() else (other,):
-            verdict = StoreVerdict(walk(Store(path), trust, keep=lambda *_: None))
+            verdict = StoreVerdict(walk(Store(path), trust))
             if not verdict.is_whole:
                 reporter = Reporter(clock.utc)
                 reporter.error([f"{path} does not verify, so nothing is merged"])
@@ -76,7 +77,7 @@ def merge(writer: EvidenceWriter, other: Store) -> tuple[Head, ReceiptId]:
         raise UsageError("a writer is at work in that store, or died there", where=str(other.path),
                          next_step="append to it once more, or wait; then merge again")  # fmt: skip
     classes: list[Evidence] = []
-    walk(other, Trust(), keep=lambda _, verified: classes.append(_class(verified)))
+    walk(other, Trust(), note=lambda outline, _: classes.append(_class(outline)))
     target = merged_store(store, head.log)
     try:
         _copy_beside(other, target)
@@ -107,8 +108,8 @@ def known_logs(store: Store) -> set[str]:
     return {store.head().log, *(link.head.log for body in found if (link := merge_link(body)) is not None)}
 
 
-def _class(verified: Verified | None) -> Evidence:
-    return verified.receipt.predicate.evidence if verified is not None else Evidence.EMULATED
+def _class(outline: Outline) -> Evidence:
+    return outline.facts.evidence if outline.facts else Evidence.EMULATED
 
 
 def _copy_beside(source: Store, target: Store) -> None:

@@ -19,14 +19,14 @@ from receipts.canonical import canonical_bytes
 from receipts.chain import Head, parse_head
 from receipts.errors import Code, ReceiptError
 from receipts.fields import Outcome
-from receipts.findings import Entry, Finding, LogReport, Verified
+from receipts.findings import Finding, LogReport, Outline
 from receipts.verify import LogVerifier
 
 MERGE_COMMAND: Final = "receipts-merge"
 MAX_SUMS_BYTES: Final = 1 << 30
 
-Keep = Callable[[Entry, Verified | None], object]
-"""What is done with every entry of a walk; None for one that could not be read."""
+Note = Callable[[Outline, tuple[Finding, ...]], object]
+"""What is done with every entry of a walk and with what was found about it."""
 
 
 def merged_store(store: Store, log: str) -> Store:
@@ -68,18 +68,15 @@ class MergedLogs:
     Args:
         store: The store they are merged into.
         verifier: Walks the store's own log and takes what is found.
-        walk: Verifies one store, handing on every receipt.
+        walk: Verifies one store, handing on every outline.
     """
 
-    def __init__(self, store: Store, verifier: LogVerifier, walk: Callable[[Store, Keep], LogReport]) -> None:
+    def __init__(self, store: Store, verifier: LogVerifier, walk: Callable[[Store, Note], LogReport]) -> None:
         self._store, self._verifier, self._walk = store, verifier, walk
         self._left = sorted(store.names("logs"))
 
-    def follow(self, verified: Verified | None) -> None:
-        """Walk the merged log that a receipt links, if it links one."""
-        link = merge_link(verified.receipt.predicate.body) if verified is not None else None
-        if link is None or verified is None:
-            return
+    def follow(self, link: MergeLink) -> None:
+        """Walk the merged log that a receipt links."""
         where, log = f"logs/{link.head.log}", merged_store(self._store, link.head.log)
         if link.head.log not in self._left:
             self._find(Code.CHAIN_GAP, where, f"a log of {link.head.count} receipts was merged here and is missing")
@@ -106,9 +103,9 @@ class MergedLogs:
             message = "no receipt links this log: merge it again if a merge died, else remove it"
             self._find(Code.FOREIGN, f"logs/{name}", message)
 
-    def _remember(self, _entry: Entry, verified: Verified | None) -> None:
-        if verified is not None:
-            self._verifier.remember(verified.receipt)
+    def _remember(self, outline: Outline, _findings: tuple[Finding, ...]) -> None:
+        if outline.facts is not None:
+            self._verifier.remember(outline.facts)
 
     def _find(self, code: Code, where: str, message: str, outcome: Outcome = Outcome.FAIL) -> None:
         self._verifier.note(Finding(code, outcome, where, message))

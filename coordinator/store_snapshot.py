@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,6 +62,22 @@ class Snapshot:
     envelopes: Mapping[str, tuple[str, ...]]
     in_flight: tuple[str, ...]
     others: tuple[str, ...] = ()
+
+
+def listed_entries(snapshot: Snapshot, first: int = 0) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Names of receipt files in order, each with those of its envelopes; then envelopes that have no receipt.
+
+    Args:
+        snapshot: What the store held.
+        first: Leave out receipts whose name has a lower sequence number.
+    """
+    envelopes = dict(snapshot.envelopes)
+    for name in snapshot.receipts:
+        names = envelopes.pop(name.removesuffix(".json"), ())
+        if sequence_of(name) >= first or not RECEIPT_NAME.fullmatch(name):
+            yield name, names
+    for _, names in sorted(envelopes.items()):
+        yield names[0], ()
 
 
 def take_snapshot(

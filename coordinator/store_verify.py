@@ -6,10 +6,9 @@ checked: no configuration of the working directory, no environment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.clock import SystemClock
 from coordinator.errors import UsageError
@@ -17,34 +16,16 @@ from coordinator.render import Reporter, print_json
 from coordinator.store import Store
 from coordinator.store_files import read_file
 from coordinator.store_marks import Marks
-from coordinator.store_merged import Keep, MergedLogs, loader
-from coordinator.store_recompute import RECOMPUTE
+from coordinator.store_merged import Note
+from coordinator.store_walk import Trust, walk
 from receipts.bodies import Witness
 from receipts.chain import Head, parse_head
 from receipts.errors import ReceiptError
 from receipts.fields import Outcome
-from receipts.findings import Entry, Finding, LogReport, Options, Verified
+from receipts.findings import Finding, LogReport, Outline
 from receipts.reader import read_receipt
 from receipts.signing import AllowedSigners, parse_allowed_signers
-from receipts.verify import LogVerifier
 from windows.exit_codes import ExitCode
-
-
-@dataclass(frozen=True)
-class Trust:
-    """What is known outside the store.
-
-    Attributes:
-        now_utc: The clock for receipts from the future; None does not ask it.
-        signers: Who is trusted; None means integrity only.
-        high_water: The furthest head that was accepted before.
-        witnesses: Heads that somebody else kept.
-    """
-
-    now_utc: str | None = None
-    signers: AllowedSigners | None = None
-    high_water: Head | None = None
-    witnesses: Sequence[Witness] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True)
@@ -104,41 +85,9 @@ def finding_document(finding: Finding) -> dict[str, str]:
     }
 
 
-def verify_store(path: Path, signers: AllowedSigners | None = None) -> StoreVerdict:
+def verify_store(path: Path, signers: AllowedSigners | None = None, jobs: int | None = 1) -> StoreVerdict:
     """Verify as a stranger would: bytes, chain, sums, parents, raw samples, verdicts; no clock, signatures if told."""
-    return StoreVerdict(walk(Store(path), Trust(signers=signers), keep=lambda _entry, _verified: None))
-
-
-def walk(store: Store, trust: Trust, *, keep: Keep, since: Head | None = None) -> LogReport:
-    """Verify every entry of a store (after ``since``), handing each on with what was found; None for an unreadable one.
-
-    Raises:
-        receipts.errors.ReceiptError: There is no store here, or HEAD or SHA256SUMS cannot be read at all.
-    """
-    snapshot = store.snapshot()
-    options = Options(
-        now_utc=trust.now_utc,
-        signers=trust.signers,
-        sums=snapshot.sums,
-        # After a head only new receipts are walked, so nobody knows which raw files the older ones account for.
-        others=[path for path in snapshot.others if since is None or not path.startswith("samples/")],
-        head=snapshot.head,
-        high_water=trust.high_water,
-        witnesses=tuple(trust.witnesses),
-        load=loader(store),
-        sample=store.read_sample,
-        recompute=RECOMPUTE,
-    )
-    verifier = LogVerifier(options, since)
-    nested = Trust(now_utc=trust.now_utc, signers=trust.signers)
-    merged = MergedLogs(store, verifier, lambda log, remember: walk(log, nested, keep=remember))
-    for entry in store.entries(snapshot, first=since.count if since else 0):
-        verified = verifier.add(entry)
-        keep(entry, verified)
-        merged.follow(verified)
-    if since is None:
-        merged.finish()
-    return verifier.finish()
+    return StoreVerdict(walk(Store(path), Trust(signers=signers), jobs=jobs))
 
 
 def run_verify(
@@ -150,6 +99,7 @@ def run_verify(
     signers: Path | None,
     anchor: Path | None,
     state: Path | None,
+    jobs: int | None = None,
 ) -> int:
     """The command. A store that is whole moves the mark; one that is not never does."""
     store, marks, clock = Store(path), Marks(state), SystemClock()
@@ -164,8 +114,8 @@ def run_verify(
         )
         base = read_since(store, since) if since else None
         cases: list[Case] = []
-        keep: Keep = (lambda entry, verified: cases.append(case(entry, verified))) if junit else (lambda *_: None)
-        verdict = StoreVerdict(walk(store, trust, keep=keep, since=base), base)
+        note: Note = (lambda *found: cases.append(Case(*found))) if junit else (lambda *_: None)
+        verdict = StoreVerdict(walk(store, trust, note=note, since=base, jobs=jobs), base)
     except ReceiptError as error:
         return unreadable(error, path, json=json)
     if junit:
@@ -190,21 +140,11 @@ def remember(marks: Marks, head: Head) -> None:
         Reporter(SystemClock().utc).error(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(NamedTuple):
     """One receipt's line in a JUnit report."""
 
-    name: str
-    kind: str
+    outline: Outline
     findings: tuple[Finding, ...]
-    is_readable: bool
-
-
-def case(entry: Entry, verified: Verified | None) -> Case:
-    """The line of one entry."""
-    if verified is None:
-        return Case(entry.name, "unreadable", (), is_readable=False)
-    return Case(entry.name, verified.receipt.predicate.kind, verified.findings, is_readable=True)
 
 
 def read_signers(path: Path | None) -> AllowedSigners | None:

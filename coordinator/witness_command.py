@@ -15,7 +15,8 @@ from coordinator.hold_receipts import witness_block
 from coordinator.render import Reporter, print_json
 from coordinator.session import in_parallel, open_reachable
 from coordinator.store import Store
-from coordinator.store_verify import StoreVerdict, Trust, unreadable, walk
+from coordinator.store_verify import StoreVerdict, unreadable
+from coordinator.store_walk import Trust, walk
 from receipts.bodies import Witness
 from receipts.errors import ReceiptError
 from windows.exit_codes import ExitCode, combine
@@ -34,7 +35,7 @@ def compare_witnesses(site_path: Path, store_path: Path, *, json: bool) -> int:
     try:
         log = store.head().log
         kept, lost = kept_heads(site, log, clock)
-        verdict = StoreVerdict(walk(store, Trust(witnesses=list(kept.values())), keep=lambda *_: None))
+        verdict = StoreVerdict(walk(store, Trust(witnesses=list(kept.values()))))
     except ReceiptError as error:
         return unreadable(error, store_path, json=json)
     holds = verdict.is_whole and bool(kept)

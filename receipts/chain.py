@@ -15,7 +15,7 @@ from receipts.canonical import canonical_bytes, receipt_id, statement_bytes
 from receipts.errors import Code, ReceiptError
 from receipts.fields import UNLINKED, ChainLink
 from receipts.model import Statement
-from receipts.reader import Receipt, read_document, read_receipt
+from receipts.reader import Receipt, read_document
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,27 @@ class Head:
         """The link the next receipt must carry."""
         return ChainLink(log=self.log, sequence=self.count, previous=self.head)
 
-    def follow(self, receipt: Receipt) -> Head:
-        """The head after ``receipt``, which must carry exactly ``next_link``.
+    def follow(self, receipt_id: str, link: ChainLink) -> Head:
+        """The head after a receipt, whose link must be exactly ``next_link``.
 
         Raises:
             ReceiptError: FOREIGN, CHAIN_DUPLICATE, CHAIN_GAP or CHAIN_BROKEN.
         """
-        link = receipt.predicate.chain
         if link.log != self.log:
-            raise ReceiptError(Code.FOREIGN, f"expected log {self.log}, found {link.log}", receipt.id)
+            raise ReceiptError(Code.FOREIGN, f"expected log {self.log}, found {link.log}", receipt_id)
         if link.sequence < self.count:
             raise ReceiptError(
-                Code.CHAIN_DUPLICATE, f"expected sequence {self.count}, found {link.sequence} again", receipt.id
+                Code.CHAIN_DUPLICATE, f"expected sequence {self.count}, found {link.sequence} again", receipt_id
             )
         if link.sequence > self.count:
             raise ReceiptError(
                 Code.CHAIN_GAP,
                 f"expected sequence {self.count}, found {link.sequence}: receipts are missing between",
-                receipt.id,
+                receipt_id,
             )
         if link.previous != self.head:
-            raise ReceiptError(Code.CHAIN_BROKEN, f"expected previous {self.head}, found {link.previous}", receipt.id)
-        return replace(self, count=self.count + 1, head=receipt.id)
+            raise ReceiptError(Code.CHAIN_BROKEN, f"expected previous {self.head}, found {link.previous}", receipt_id)
+        return replace(self, count=self.count + 1, head=receipt_id)
 
 
 def parse_head(content: bytes, where: str = "HEAD") -> Head:
@@ -89,17 +88,14 @@ def parse_head(content: bytes, where: str = "HEAD") -> Head:
     return Head(log=log, count=count, head=head)
 
 
-def link_draft(draft: bytes, link: ChainLink) -> Receipt:
+def link_draft(draft: Receipt, link: ChainLink) -> Receipt:
     """Put a draft at its place in a log.
 
     Raises:
-        ReceiptError: The draft is not a valid receipt, or CHAIN_DUPLICATE when it carries a link already.
+        ReceiptError: CHAIN_DUPLICATE when it carries a link already.
     """
-    unlinked = read_receipt(draft)
-    if unlinked.predicate.chain != UNLINKED:
-        raise ReceiptError(
-            Code.CHAIN_DUPLICATE, "expected a draft, found a receipt that is in a log already", unlinked.id
-        )
-    predicate = unlinked.predicate.model_copy(update={"chain": link})
-    content = statement_bytes(Statement.model_construct(subjects=unlinked.subjects, predicate=predicate))
-    return Receipt(receipt_id(content), content, unlinked.subjects, predicate)
+    if draft.predicate.chain != UNLINKED:
+        raise ReceiptError(Code.CHAIN_DUPLICATE, "expected a draft, found a receipt that is in a log already", draft.id)
+    predicate = draft.predicate.model_copy(update={"chain": link})
+    content = statement_bytes(Statement.model_construct(subjects=draft.subjects, predicate=predicate))
+    return Receipt(receipt_id(content), content, draft.subjects, predicate)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from receipts import bodies
 from receipts.chain import Head
 from receipts.errors import Code, ReceiptError
-from receipts.fields import Kind, Outcome, Verdict
+from receipts.fields import ChainLink, Evidence, Kind, Outcome, Verdict
 from receipts.model import Predicate
 from receipts.reader import Receipt
 from receipts.signing import AllowedSigners, Signature
@@ -59,6 +59,48 @@ class Verified:
     findings: tuple[Finding, ...]
     verdict: Verdict
     signatures: tuple[Signature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the log as a whole needs of one receipt that was read: plain values, cheap to send between processes.
+
+    Attributes:
+        id: sha256 of its bytes, 64 hex digits.
+        kind: Its kind.
+        evidence: Its evidence class, as stated.
+        link: The place in a log that it claims.
+        built_on: Kind and id of what must have come before it: parents, and an admission's inputs.
+        parents: Ids of its parents alone.
+        files: Path in the store and sha256 of each file that belongs to it: itself, raw files, envelopes.
+        witnesses: Heads that guards recorded in it.
+        is_signed: At least one allowed signer vouches for it.
+    """
+
+    id: str
+    kind: str
+    evidence: Evidence
+    link: ChainLink
+    built_on: tuple[tuple[str, str], ...]
+    parents: tuple[str, ...]
+    files: tuple[tuple[str, str], ...]
+    witnesses: tuple[bodies.Witness, ...]
+    is_signed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """One entry after the steps that need no other receipt of the log.
+
+    Attributes:
+        name: File name.
+        facts: None when it could not be read.
+        findings: What those steps found.
+    """
+
+    name: str
+    facts: Facts | None
+    findings: tuple[Finding, ...]
 
 
 @dataclass(frozen=True)

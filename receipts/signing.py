@@ -16,7 +16,7 @@ import base64
 import binascii
 import hashlib
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
@@ -130,6 +130,10 @@ class AllowedSigner:
     entry: SignerEntry
     key: Ed25519PublicKey
     keyid: str
+
+    def __reduce__(self) -> tuple[Callable[[SignerEntry], AllowedSigner], tuple[SignerEntry]]:
+        """To another process a signer goes as its entry: a loaded key cannot travel."""
+        return _load_allowed, (self.entry,)
 
 
 @dataclass(frozen=True)

@@ -12,31 +12,25 @@ Steps per receipt::
     (5) its parents came before it               (10) its signatures
 
 and at the end (11) HEAD, (12) SHA256SUMS and the folder have nothing else, (13) the high-water mark, (14) what
-witnesses recorded.
+witnesses recorded. What needs one receipt alone is in ``receipts.examine``; this file has what needs the order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
-from receipts import bodies
-from receipts.canonical import receipt_id
 from receipts.chain import Head
 from receipts.errors import Code, ReceiptError
-from receipts.evidence import age_s, overclaims, values_of
+from receipts.examine import examine
 from receipts.fields import Evidence, Kind, Outcome, Verdict
-from receipts.findings import Entry, Finding, LogReport, Options, Sources, Verified
-from receipts.model import Predicate
-from receipts.raw import check_figures, check_sample
-from receipts.reader import Receipt, read_receipt
-from receipts.signing import Signature, verify_envelope
-from receipts.verdict import combine, conclude, conclude_exit, conclude_rows, is_stronger, worst
+from receipts.findings import Entry, Facts, Finding, LogReport, Options, Outline, Verified
+from receipts.reader import read_receipt
+from receipts.verdict import combine, worst
 
 _KINDS: Final = tuple(Kind)
+_PLACES: Final = {kind.value: place for place, kind in enumerate(_KINDS)}
 _DERIVED: Final = frozenset({"comparison", "admission", "budget"})
-_CLOCK_SLACK: Final = 300
-"""Seconds a receipt may be ahead of the verifier's clock."""
 
 
 class LogVerifier:
@@ -61,27 +55,36 @@ class LogVerifier:
 
     def add(self, entry: Entry) -> Verified | None:
         """Steps 1 to 10 for one entry; None when it could not even be read."""
-        self._num_receipts += 1
-        start = len(self._findings)
-        receipt = self._read(entry)
-        if receipt is None:
-            # Its place in the log is taken, but by what nobody can say: the next link cannot be compared.
-            self._skip_one()
+        examined = examine(entry, self.options)
+        findings, verdict = self.place(examined.outline), examined.verdict
+        if examined.receipt is None:
             return None
-        self._check_chain(receipt, entry)
-        self._check_sums(entry, receipt)
-        self._check_parents(receipt)
-        self._check_evidence(receipt)
-        self._check_times(receipt)
-        verdict = self._check_verdict(receipt, self._check_samples(receipt))
-        signatures = self._check_signatures(receipt, entry.envelopes)
-        self.remember(receipt)
-        self._take_witnesses(receipt)
-        findings = tuple(self._findings[start:])
         if findings:
             stated = tuple(f"{finding.code.value}: {finding.message}" for finding in findings)
             verdict = combine([verdict, Verdict(outcome=worst(f.outcome for f in findings), reasons=stated)])
-        return Verified(receipt, findings, verdict, signatures)
+        return Verified(examined.receipt, findings, verdict, examined.signatures)
+
+    def place(self, outline: Outline) -> tuple[Finding, ...]:
+        """Take an entry that was examined, as the next one of the log; everything that was found about it."""
+        self._num_receipts += 1
+        start = len(self._findings)
+        facts = outline.facts
+        if facts is None:
+            self._findings += outline.findings
+            # Its place in the log is taken, but by what nobody can say: the next link cannot be compared.
+            self._skip_one()
+            return tuple(self._findings[start:])
+        if outline.name != f"{facts.link.sequence:08d}-{facts.kind}-{facts.id[:12]}.json":
+            message = f"the content is number {facts.link.sequence}, {facts.kind}, {facts.id}"
+            self._find(Code.DIGEST_MISMATCH, outline.name, message)
+        self._check_chain(facts, outline.name)
+        self._check_sums(facts, outline.name)
+        self._check_parents(facts)
+        self._findings += outline.findings
+        self._num_signed += facts.is_signed
+        self.remember(facts)
+        self._witnesses += facts.witnesses
+        return tuple(self._findings[start:])
 
     def note(self, finding: Finding) -> None:
         """Take a finding of whoever walks, about something that is no receipt of this log."""
@@ -90,78 +93,58 @@ class LogVerifier:
     def _find(self, code: Code, where: str, message: str, outcome: Outcome = Outcome.FAIL) -> None:
         self._findings.append(Finding(code, outcome, where, message))
 
-    def _read(self, entry: Entry) -> Receipt | None:
-        # (1) The file.
-        if entry.refused is not None:
-            self._find(entry.refused.code, entry.name, entry.refused.message)
-            return None
-        # (2) The bytes, and the digest in the name.
-        try:
-            receipt = read_receipt(entry.content)
-        except ReceiptError as error:
-            is_torn = error.code in {Code.NOT_JSON, Code.NOT_UTF8, Code.TOO_DEEP} and not entry.content.endswith(b"}")
-            self._find(Code.TORN if is_torn else error.code, entry.name, f"{error.message} {error.where}".strip())
-            return None
-        link, kind = receipt.predicate.chain, receipt.predicate.kind
-        if entry.name != f"{link.sequence:08d}-{kind}-{receipt.id[:12]}.json":
-            self._find(Code.DIGEST_MISMATCH, entry.name, f"the content is number {link.sequence}, {kind}, {receipt.id}")
-        return receipt
-
     def _skip_one(self) -> None:
         self._is_linked = False
         self._next += 1
         if self._head is not None:
             self._head = Head(self._head.log, self._head.count + 1, self._head.head)
 
-    def _check_chain(self, receipt: Receipt, entry: Entry) -> None:
+    def _check_chain(self, facts: Facts, name: str) -> None:
         # (3) The chain. After a break the walk goes on from what is there, so that one cause gives one finding.
-        link = receipt.predicate.chain
         if self._head is None:
             # The first receipt names the log, unless HEAD does.
-            self._head = Head(self.options.head.log if self.options.head else link.log, self._next, None)
-        expected = self._head if self._is_linked else Head(self._head.log, self._head.count, link.previous)
+            self._head = Head(self.options.head.log if self.options.head else facts.link.log, self._next, None)
+        expected = self._head if self._is_linked else Head(self._head.log, self._head.count, facts.link.previous)
         try:
-            self._head = expected.follow(receipt)
-            self._place(link.sequence, receipt)
+            self._head = expected.follow(facts.id, facts.link)
+            self._place(facts)
             self._is_linked = True
         except ReceiptError as error:
-            self._find(error.code, entry.name, error.message)
+            self._find(error.code, name, error.message)
             if error.code is Code.FOREIGN:
                 return
-            if link.sequence >= self._head.count:
-                self._place(link.sequence, receipt)
-                self._head = Head(self._head.log, link.sequence + 1, receipt.id)
-            self._is_linked = link.sequence + 1 == self._head.count
+            if facts.link.sequence >= self._head.count:
+                self._place(facts)
+                self._head = Head(self._head.log, facts.link.sequence + 1, facts.id)
+            self._is_linked = facts.link.sequence + 1 == self._head.count
 
-    def _place(self, sequence: int, receipt: Receipt) -> None:
-        self._ids[sequence], self._next = bytes.fromhex(receipt.id), sequence + 1
+    def _place(self, facts: Facts) -> None:
+        self._ids[facts.link.sequence], self._next = bytes.fromhex(facts.id), facts.link.sequence + 1
 
-    def _check_sums(self, entry: Entry, receipt: Receipt) -> None:
+    def _check_sums(self, facts: Facts, name: str) -> None:
         # (4) SHA256SUMS names exactly what is here.
         if self.options.sums is None:
             return
-        listed = [(f"receipts/{entry.name}", receipt.id)]
-        listed += [(f"samples/{sample.sha256}", sample.sha256) for sample in receipt.predicate.samples]
-        for name, envelope in zip(entry.envelope_names, entry.envelopes, strict=False):
-            listed.append((f"receipts/{name}", receipt_id(envelope)))
-        for path, expected in listed:
+        for path, expected in facts.files:
             found = self.options.sums.get(path)
             if found != expected:
                 message = f"expected a line {expected}  {path}, found {found or 'none'}"
-                self._find(Code.SUMS_MISMATCH, entry.name, message)
+                self._find(Code.SUMS_MISMATCH, name, message)
             self._named.add(path)
 
-    def _check_parents(self, receipt: Receipt) -> None:
+    def _check_parents(self, facts: Facts) -> None:
         # (5) Parents, and an admission's inputs, came before it and are of the kind it says.
-        named = [(parent.kind, parent.sha256) for parent in receipt.predicate.parents]
-        if isinstance(receipt.predicate.body, bodies.AdmissionBody):
-            named += [(item.kind, item.sha256) for item in receipt.predicate.body.inputs]
-        for kind, digest in named:
+        for kind, digest in facts.built_on:
             found = self._known(digest)
             if found is None:
-                self._find(Code.MISSING_PARENT, receipt.id, f"no earlier receipt {digest} ({kind.value})")
-            elif _KINDS[found >> 2] is not kind:
-                self._find(Code.MISSING_PARENT, receipt.id, f"{digest} is a {_KINDS[found >> 2]}, not a {kind.value}")
+                self._find(Code.MISSING_PARENT, facts.id, f"no earlier receipt {digest} ({kind})")
+            elif found >> 2 != _PLACES[kind]:
+                self._find(Code.MISSING_PARENT, facts.id, f"{digest} is a {_KINDS[found >> 2]}, not a {kind}")
+        # (6) A derived receipt is as strong as its weakest parent.
+        if facts.kind in _DERIVED:
+            strengths = [known & 3 for digest in facts.parents if (known := self._known(digest)) is not None]
+            if strengths and facts.evidence.strength > min(strengths):
+                self._find(Code.OVERCLAIM, facts.id, f"{facts.evidence.value}, with a weaker parent")
 
     def _known(self, digest: str) -> int | None:
         known = self.seen.get(bytes.fromhex(digest))
@@ -169,117 +152,16 @@ class LogVerifier:
             content = self.options.load(digest)
             if content is not None:
                 try:
-                    known = _summary(read_receipt(content, expected_id=digest).predicate)
+                    predicate = read_receipt(content, expected_id=digest).predicate
                 except ReceiptError:
                     return None
+                known = _summary(predicate.kind, predicate.evidence)
                 self.seen[bytes.fromhex(digest)] = known
         return known
 
-    def _check_evidence(self, receipt: Receipt) -> None:
-        # (6) A derived receipt is as strong as its weakest parent; a measured one shows the hardware it was on.
-        predicate = receipt.predicate
-        strengths = [known & 3 for p in predicate.parents if (known := self._known(p.sha256)) is not None]
-        if predicate.kind in _DERIVED and strengths and predicate.evidence.strength > min(strengths):
-            self._find(Code.OVERCLAIM, receipt.id, f"{predicate.evidence.value}, with a weaker parent")
-        if predicate.evidence is Evidence.MEASURED:
-            for message in overclaims(predicate):
-                self._find(Code.OVERCLAIM, receipt.id, message)
-
-    def _check_times(self, receipt: Receipt) -> None:
-        # (7) RFC 3339 with Z and whole seconds first: text order is time order down to the second.
-        predicate, now = receipt.predicate, self.options.now_utc
-        if predicate.ended_utc[:19] < predicate.started_utc[:19] and not predicate.hosts:
-            self._find(Code.CLOCK, receipt.id, f"ended {predicate.ended_utc} before it started", Outcome.UNKNOWN)
-        if (
-            now is not None
-            and predicate.started_utc[:19] > now[:19]
-            and age_s(predicate.started_utc, now) < -_CLOCK_SLACK
-        ):
-            self._find(Code.CLOCK, receipt.id, f"started {predicate.started_utc}, after now ({now})")
-
-    def _check_samples(self, receipt: Receipt) -> dict[str, bytes]:
-        # (8) Raw files: digest, size, number of lines. A missing one is UNKNOWN, not broken.
-        contents: dict[str, bytes] = {}
-        for sample in receipt.predicate.samples:
-            try:
-                content = self.options.sample(sample.sha256)
-            except ReceiptError as error:
-                self._find(error.code, receipt.id, f"raw file {sample.name}: {error.message}")
-                continue
-            if content is None:
-                self._find(Code.MISSING_SAMPLE, receipt.id, f"raw file {sample.name} is not here", Outcome.UNKNOWN)
-                continue
-            message = check_sample(sample, content)
-            if message:
-                self._find(Code.DIGEST_MISMATCH, receipt.id, f"raw file {sample.name}: {message}")
-            else:
-                contents[sample.name] = content
-        return contents
-
-    def _check_verdict(self, receipt: Receipt, contents: Mapping[str, bytes]) -> Verdict:
-        # (9) The verdict from the records; its text is never input.
-        predicate = receipt.predicate
-        try:
-            computed = self._recompute(predicate, contents)
-        except ReceiptError as error:
-            computed = Verdict(outcome=Outcome.FAIL, reasons=(str(error)[:400],))
-        # A rule that was passed in may trip over hostile values: that refuses the receipt, never the walk.
-        except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            reason = f"cannot be computed again: {type(error).__name__}: {error}"[:400]
-            computed = Verdict(outcome=Outcome.FAIL, reasons=(reason,))
-        if not is_stronger(predicate.verdict.outcome, computed.outcome):
-            return predicate.verdict
-        reasons = "; ".join(computed.reasons)[:400]
-        stated = predicate.verdict.outcome.value
-        # What only a missing raw file leaves open is UNKNOWN; a contradiction is a failure.
-        self._find(
-            Code.RECOMPUTE, receipt.id, f"states {stated}, its records give {computed.outcome.value}: {reasons}",
-            computed.outcome if len(contents) < len(predicate.samples) else Outcome.FAIL,
-        )  # fmt: skip
-        return computed
-
-    def _recompute(self, predicate: Predicate, contents: Mapping[str, bytes]) -> Verdict:
-        kind = Kind(predicate.kind)
-        verdicts = [conclude(kind, predicate.body), conclude_exit(predicate)]
-        tables = [check_figures(values, predicate.samples, contents) for values in values_of(predicate)]
-        verdicts += [conclude_rows(rows) for rows in tables if rows]
-        rule = self.options.recompute.get(kind)
-        if rule is not None:
-            verdicts.append(rule(predicate, Sources(self._parent, contents.get)))
-        return combine(verdicts)
-
-    def _parent(self, digest: str) -> Predicate | None:
-        content = self.options.load(digest)
-        return None if content is None else read_receipt(content, expected_id=digest).predicate
-
-    def _check_signatures(self, receipt: Receipt, envelopes: tuple[bytes, ...]) -> tuple[Signature, ...]:
-        # (10) Unique keys count once, over all envelopes.
-        if self.options.signers is None:
-            return ()
-        link = receipt.predicate.chain
-        valid: dict[str, Signature] = {}
-        for envelope in envelopes:
-            try:
-                found = verify_envelope(
-                    envelope, receipt.content, self.options.signers, log=link.log, sequence=link.sequence
-                )
-                valid.update({signature.keyid: signature for signature in found})
-            except ReceiptError as error:
-                self._find(error.code, receipt.id, error.message)
-        self._num_signed += bool(valid)
-        if not valid and self.options.require_signature:
-            self._find(Code.UNSIGNED, receipt.id, "no valid signature of an allowed signer")
-        return tuple(valid.values())
-
-    def remember(self, receipt: Receipt) -> None:
+    def remember(self, facts: Facts) -> None:
         """Later receipts may build on this one; also for a receipt of another log that was merged."""
-        self.seen[bytes.fromhex(receipt.id)] = _summary(receipt.predicate)
-
-    def _take_witnesses(self, receipt: Receipt) -> None:
-        # A hold says which heads its guards keep; those guards can be asked, so what they have must be in this log.
-        for host in getattr(receipt.predicate.body, "hosts", ()):
-            if isinstance(host, bodies.HeldHost):
-                self._witnesses += [w for w in (host.witness_open, host.witness_close) if w is not None]
+        self.seen[bytes.fromhex(facts.id)] = _summary(facts.kind, facts.evidence)
 
     # -- the log as a whole --------------------------------------------------------------------------------------
 
@@ -330,8 +212,8 @@ class LogVerifier:
             self._find(Code.ROLLBACK, "HEAD", f"{who} has number {sequence} as {digest}, found {found}")
 
 
-def _summary(predicate: Predicate) -> int:
-    return _KINDS.index(Kind(predicate.kind)) << 2 | predicate.evidence.strength
+def _summary(kind: str, evidence: Evidence) -> int:
+    return _PLACES[kind] << 2 | evidence.strength
 
 
 def verify_log(entries: Iterable[Entry], options: Options, since: Head | None = None) -> LogReport:

@@ -17,6 +17,7 @@ from receipts.chain import link_draft
 from receipts.errors import Code
 from receipts.fields import ChainLink, Kind
 from receipts.raw import MAX_SAMPLE_BYTES
+from receipts.reader import read_receipt
 from tests.receipts.receipt_kit import draft, entry_name, raw_sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,9 @@ def codes(store: Path) -> set[Code]:
 def test_a_receipt_that_claims_a_place_far_away_costs_no_memory(store: Path, sequence: int) -> None:
     """Red when the verifier keeps a slot for every place that a hostile receipt skips."""
     head = Store(store).head()
-    receipt = link_draft(draft(Kind.ATTEMPT), ChainLink(log=head.log, sequence=sequence, previous=head.head))
+    receipt = link_draft(
+        read_receipt(draft(Kind.ATTEMPT)), ChainLink(log=head.log, sequence=sequence, previous=head.head)
+    )
     (store / "receipts" / entry_name(receipt)).write_bytes(receipt.content)
     assert {Code.CHAIN_GAP, Code.SUMS_MISMATCH, Code.HEAD_MISMATCH} & codes(store) >= {Code.CHAIN_GAP}
 

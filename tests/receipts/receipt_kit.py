@@ -20,7 +20,7 @@ from receipts.chain import Head, link_draft
 from receipts.fields import Gpu, Host, Kind, Parent, Row, Sample, Subject, Verdict
 from receipts.findings import Entry, LogReport, Options, Verified
 from receipts.gates import Facts, Record, record
-from receipts.reader import Receipt
+from receipts.reader import Receipt, read_receipt
 from receipts.signing import AllowedSigners, Ed25519Signer, parse_allowed_signers
 from receipts.verdict import combine, conclude
 from receipts.verify import LogVerifier
@@ -236,8 +236,8 @@ class Log:
 
     def append(self, made: bytes) -> str:
         """Append a draft."""
-        receipt = link_draft(made, self.head.next_link())
-        self.head = self.head.follow(receipt)
+        receipt = link_draft(read_receipt(made), self.head.next_link())
+        self.head = self.head.follow(receipt.id, receipt.predicate.chain)
         self.receipts.append(receipt)
         envelopes = (self.signer.sign(receipt.content),) if self.signer else ()
         self.entries.append(Entry(name=entry_name(receipt), content=receipt.content, envelopes=envelopes))

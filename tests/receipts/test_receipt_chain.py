@@ -119,7 +119,7 @@ def test_duplicated(log: Log) -> None:
 
 def test_two_receipts_for_one_place(log: Log) -> None:
     """A fork: both carry sequence 3 and the same previous. The second one is named."""
-    other = link_draft(draft(Kind.HOST_FACTS, elapsed_ns=99), log.receipts[3].predicate.chain)
+    other = link_draft(read_receipt(draft(Kind.HOST_FACTS, elapsed_ns=99)), log.receipts[3].predicate.chain)
     entries = [*log.entries[:4], Entry(entry_name(other), other.content), *log.entries[4:]]
     report = without_files_beside(log, entries)
     assert codes(report)[0] == "chain-duplicate"
@@ -209,5 +209,5 @@ def test_heads_are_an_exact_inverse_pair(log: Log) -> None:
 def test_only_drafts_can_be_linked(log: Log) -> None:
     """Red when a receipt of one log could be moved into another one."""
     with pytest.raises(ReceiptError) as caught:
-        link_draft(log.entries[0].content, Head("f" * 32, 0, None).next_link())
+        link_draft(log.receipts[0], Head("f" * 32, 0, None).next_link())
     assert caught.value.code is Code.CHAIN_DUPLICATE
