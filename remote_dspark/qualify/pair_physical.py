@@ -4,7 +4,7 @@ Exactness against oracle and solo head, replays with changed inputs and mixed te
 mismatch, a lone rank in its own process, compiled barriers, times, link, clocks and temperatures. Times are recorded,
 and judged only where a wrong one would mean that the exchange does not work as designed.
 
-Not covered: the identity of whole workers against an archived solo receipt; the drafter worker has no pair mode.
+Not here: whole workers on the pair; `whole_worker --physical` observes those.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from remote_dspark.kernels.pair_rank import PairSettings
 from remote_dspark.observe import HoldProof, ObserveError, Recorder
 from remote_dspark.qualify import pair_device_checks as on_device
 from remote_dspark.qualify.pair_host import COPY_BYTES, compiled_faults, device_state, peer_copies
+from remote_dspark.qualify.pair_locks import require_locked
 from remote_dspark.qualify.pair_lone import check_lone
 from remote_dspark.qualify.pair_timing import POSITIONS, TimedCase, cases, goal_faults
 
@@ -50,20 +51,6 @@ def require_devices(devices: Sequence[int], bound_ns: int, hold: HoldProof | Non
     if hold is not None:
         require_locked(facts.uuids, hold)
     return facts
-
-
-def require_locked(uuids: Sequence[str], hold: HoldProof) -> None:
-    """Refuses devices that the hold has not locked.
-
-    Raises:
-        ObserveError: Names them.
-    """
-    missing = [uuid for uuid in uuids if uuid not in hold.devices]
-    if missing:
-        raise ObserveError(
-            f"hold {hold.hold_id}: expected locks on both GPUs, found none on {', '.join(missing)}; "
-            "name both in the site file's devices"
-        )
 
 
 def device_checks(devices: Sequence[int], vocab_size: int, bound_ns: int, *, share: int = 1) -> Iterator[Check]:

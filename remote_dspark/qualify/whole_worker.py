@@ -3,7 +3,9 @@
 From the moment a block's request is handed to the wire until its reply is validated and complete, by batch, depth and
 kind of row, against a running worker, as a verifier sees it; with the worker's status address also its parts, which
 the worker measures itself. Beside the times: every sampled token is the oracle's draw from the q that came with it, and
-a request's proposal does not depend on its neighbours. Raw samples in ns; exit 0 means "observed".
+a request's proposal does not depend on its neighbours. With ``identity_positions`` also what it proposes, as digests
+that another worker's are compared with (`worker_identity`). ``--physical`` refuses all but a pair on two GPUs. Raw
+samples in ns; exit 0 means "observed".
 """
 
 from __future__ import annotations
@@ -11,28 +13,30 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from remote_dspark.contract import DRAFT_TEMPERATURE, ComputeKind, DraftMode, ObservationKind
-from remote_dspark.observe import ObserveError, Recorder, output_folder
-from remote_dspark.oracle.philox import derive_key, proposal_draw
-from remote_dspark.oracle.tickets import draw_token
+from remote_dspark.contract import ComputeKind, DraftMode, ObservationKind
+from remote_dspark.observe import HoldProof, ObserveError, Recorder, output_folder
 from remote_dspark.qualify.hold import prove_hold
+from remote_dspark.qualify.pair_locks import require_locked
 from remote_dspark.qualify.worker_client import ProbeSeat, WorkerProbe, build_hello, compute_of, read_status
 from remote_dspark.qualify.worker_config import ProbeConfig, load_probe_config
+from remote_dspark.qualify.worker_draws import count_wrong_draws, probe_seat
+from remote_dspark.qualify.worker_identity import CONTEXT, IdentityInputs, record_identity
 from remote_dspark.wire.errors import ProtocolError
-from remote_dspark.wire.kinds import RowKind
 from remote_dspark.wire.messages import PPM, Hello, Reply
 from remote_dspark.wire.reply import reply_row
 
 PROGRAM: Final = "remote_dspark.qualify.whole_worker"
-TEMPERATURE_PPM: Final = int(float(DRAFT_TEMPERATURE) * PPM)
 KINDS: Final = {DraftMode.OFF: ("greedy",), DraftMode.ON: ("sampled", "greedy", "mixed")}
+RANK: Final = re.compile(r"rank\.\d+\.uuid")
 EXIT_REFUSED: Final = 2
 EXIT_INCOMPLETE: Final = 3
 
@@ -43,11 +47,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--output", help="folder of the observation; DSPARK_OUTPUT_DIR inside a hold")
     parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
-    parser.add_argument("--physical", action="store_true", help="a physical pair only; not in this program yet")
+    parser.add_argument("--physical", action="store_true", help="refuse all but a worker on two GPUs")
     args = parser.parse_args(argv)
     try:
-        if args.physical:
-            raise ObserveError("--physical: expected a worker on two CUDA devices, this program measures solo ones")
         config = load_probe_config(args.config)
         folder = output_folder(args.output, os.environ)
         hold = prove_hold(os.environ, required=args.require_hold)
@@ -55,29 +57,54 @@ def main(argv: list[str]) -> int:
         recorder = Recorder(
             ObservationKind.WHOLE_WORKER, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold
         )
-        return _observe(config, hello, recorder)
+        worker = {} if config.status is None else read_status(config.status, "/identity", config.timeout_s)
+        if args.physical:
+            require_physical(worker, hold)
+        return _observe(config, hello, worker, recorder)
     except ObserveError as cause:
         sys.stderr.write(f"whole_worker: {cause}\n")
         return EXIT_REFUSED
 
 
-def _observe(config: ProbeConfig, hello: Hello, recorder: Recorder) -> int:
+def require_physical(identity: Mapping[str, Any], hold: HoldProof | None) -> None:
+    """Refuses a worker that is not a pair on two GPUs, both locked by the hold.
+
+    Args:
+        identity: The worker's ``/identity``.
+        hold: Proven, or None outside one.
+
+    Raises:
+        ObserveError: Another worker, or a GPU that is not locked.
+    """
+    uuids = sorted({str(value) for name, value in identity.items() if RANK.fullmatch(name)})
+    found = identity.get("topology", "solo")
+    if found != "physical" or compute_of(identity) is not ComputeKind.CUDA or len(uuids) < 2:
+        raise ObserveError(f"--physical: expected a worker on two CUDA devices, found {found} on {uuids or 'no GPU'}")
+    if hold is not None:
+        require_locked(uuids, hold)
+
+
+def _observe(config: ProbeConfig, hello: Hello, worker: Mapping[str, Any], recorder: Recorder) -> int:
     recorder.label("mode", config.mode.value)
     recorder.label("config_sha256", config.sha256)
     recorder.label("draft_sha256", hello.draft_sha256.hex())
     recorder.label("target_sha256", hello.target_sha256.hex())
     recorder.label("q_semantics", config.q_semantics)
-    if config.status is not None:
-        identity = read_status(config.status, "/identity", config.timeout_s)
-        recorder.compute = compute_of(identity)
+    if worker:
+        recorder.compute = compute_of(worker)
         for name in ("device", "dtype", "weights", "source_sha256", "config_sha256"):
-            recorder.label(f"worker.{name}", str(identity.get(name, "")))
+            recorder.label(f"worker.{name}", str(worker.get(name, "")))
+        # a pair's worker says which GPU each rank has; gates look for these
+        for name in sorted(name for name in worker if name == "topology" or RANK.fullmatch(name)):
+            recorder.label(name, str(worker[name]))
     for name in ("context", "repetitions", "warmup", "seed"):
         recorder.value(f"settings.{name}", getattr(config, name))
     probe = WorkerProbe(config.address, hello, config.timeout_s)
     try:
         _measure(config, probe, recorder)
         _check_neighbours(config, hello, probe, recorder)
+        if config.identity_positions:
+            record_identity(_identity_inputs(config), probe, recorder, config.identity_expected)
     except (ProtocolError, ObserveError, OSError) as cause:
         sys.stderr.write(f"whole_worker: {cause}\n")
         recorder.check("worker.complete", expected="every reply validated", found=cause, ok=False)
@@ -88,6 +115,18 @@ def _observe(config: ProbeConfig, hello: Hello, recorder: Recorder) -> int:
     finally:
         probe.close()
         recorder.write()
+
+
+def _identity_inputs(config: ProbeConfig) -> IdentityInputs:
+    return IdentityInputs(
+        positions=config.identity_positions,
+        kinds=KINDS[config.mode],
+        batches=config.batches,
+        depth=max(config.depths),
+        rounds=config.identity_rounds,
+        context=min(config.context, CONTEXT),
+        seed=config.seed,
+    )
 
 
 def _measure(config: ProbeConfig, probe: WorkerProbe, recorder: Recorder) -> None:
@@ -149,22 +188,6 @@ def _rounds(config: ProbeConfig, probe: WorkerProbe, seats: list[ProbeSeat], dep
     return samples, wrong
 
 
-def count_wrong_draws(reply: Reply, seats: list[ProbeSeat]) -> int:
-    """Rows of the wrong kind, or whose token is not the oracle's draw from the row's own tickets."""
-    wrong = 0
-    for request, seat in enumerate(seats):
-        key = derive_key(seat.seed, seat.generation)
-        expected_kind = RowKind.SPARSE if seat.temperature_ppm else RowKind.GREEDY
-        for position in range(reply.depth):
-            row = reply_row(reply, request, position)
-            if row.kind is not expected_kind:
-                wrong += 1
-            elif row.kind is RowKind.SPARSE:
-                draw = proposal_draw(key, seat.round, seat.position + 1 + position)
-                wrong += draw_token(row.ids.astype(np.int64), row.tickets, draw) != row.token
-    return wrong
-
-
 def _check_neighbours(config: ProbeConfig, hello: Hello, probe: WorkerProbe, recorder: Recorder) -> None:
     """The same request alone, in its own session, and last in a full batch: the same proposal, bit for bit."""
     batch, depth, kind = max(config.batches), max(config.depths), KINDS[config.mode][0]
@@ -195,10 +218,7 @@ def _proposal(reply: Reply, request: int) -> str:
 
 
 def _seat(config: ProbeConfig, slot: int, generation: int, kind: str, identity: int | None = None) -> ProbeSeat:
-    number = slot if identity is None else identity
-    is_greedy = kind == "greedy" or (kind == "mixed" and number % 2 == 1)
-    rng = np.random.default_rng([config.seed, number])
-    return ProbeSeat(slot, generation, config.seed + number, 0 if is_greedy else TEMPERATURE_PPM, rng)
+    return probe_seat(config.seed, slot, generation, kind, number=slot if identity is None else identity)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def read_status(address: str, path: str, timeout_s: float) -> dict[str, Any]:
     return document
 
 
-def compute_of(identity: dict[str, Any]) -> ComputeKind:
+def compute_of(identity: Mapping[str, Any]) -> ComputeKind:
     """Where a worker's numbers come from, as its ``/identity`` says."""
     return ComputeKind.CUDA if str(identity.get("device", "")).startswith("cuda") else ComputeKind.CPU
 

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from remote_dspark.contract import (
     MAX_PRODUCTION_REQUESTS,
@@ -19,6 +19,9 @@ from remote_dspark.contract import (
 from remote_dspark.drafter.shapes import SHAPES
 from remote_dspark.observe import ObserveError
 from remote_dspark.qualify.worker_client import WorkerPaths
+
+ROUNDS: Final = 40
+"""Rounds of one identity digest, each of batch times depth positions."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class ProbeConfig:
         warmup: Discarded rounds per combination.
         seed: Of tokens, states and draws.
         timeout_s: Bound of every call.
+        identity_positions: Positions whose proposals are recorded as digests; 0 records none.
+        identity_rounds: Rounds of one digest.
+        identity_expected: Another worker's file of digests that must be the same, or None.
     """
 
     sha256: str
@@ -54,6 +60,9 @@ class ProbeConfig:
     warmup: int
     seed: int
     timeout_s: int
+    identity_positions: int
+    identity_rounds: int
+    identity_expected: Path | None
 
 
 class _Fields:
@@ -130,6 +139,9 @@ def load_probe_config(path: Path) -> ProbeConfig:
         warmup=fields.integer("warmup", 0, 1_000_000, 3),
         seed=fields.integer("seed", 0, (1 << 53) - 1, 1),
         timeout_s=fields.integer("timeout_s", 1, 600, 10),
+        identity_positions=fields.integer("identity_positions", 0, 10_000_000, 0),
+        identity_rounds=fields.integer("identity_rounds", 1, 10_000, ROUNDS),
+        identity_expected=fields.folder("identity_expected") if "identity_expected" in fields else None,
     )
     fields.require_empty()
     return config

@@ -5,6 +5,7 @@ Nothing is served before all of this has succeeded; every failure is a `BootErro
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +17,7 @@ from remote_dspark.drafter.compute import BlockCompute
 from remote_dspark.drafter.engine import DraftEngine, DraftRequest, EngineCounters
 from remote_dspark.drafter.errors import DrafterError
 from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.pair_emulated import EmulatedModel, EmulatedShape, emulated_pair
 from remote_dspark.drafter.synthetic import synthetic_drafter
 from remote_dspark.serve.config import WorkerConfig
 from remote_dspark.serve.errors import BootError
@@ -33,8 +35,9 @@ def load_model(config: WorkerConfig) -> DSparkDrafter:
     device = torch.device(config.device)
     if device.type == "cuda":
         num_devices = torch.cuda.device_count()
-        if (device.index or 0) >= num_devices:
-            raise BootError(f"model.device: expected one of {num_devices} CUDA devices, found {config.device!r}")
+        for name in config.devices:
+            if (torch.device(name).index or 0) >= num_devices:
+                raise BootError(f"model.device: expected one of {num_devices} CUDA devices, found {name!r}")
         torch.cuda.set_device(device.index or 0)
     dtype = getattr(torch, config.dtype)
     try:
@@ -70,6 +73,8 @@ def build_engine(config: WorkerConfig, model: DSparkDrafter) -> DraftEngine:
 
 def _device_compute(config: WorkerConfig, model: DSparkDrafter) -> BlockCompute | None:
     """The device path where there is a device; kernels are not imported otherwise."""
+    if config.is_pair:
+        return _pair_compute(config, model)
     if config.device == "cpu":
         return None
     from remote_dspark.drafter.device import DeviceCompute
@@ -85,6 +90,30 @@ def _device_compute(config: WorkerConfig, model: DSparkDrafter) -> BlockCompute 
         max_depth=config.depth,
         sampled=config.mode is DraftMode.ON,
     )
+
+
+def _pair_compute(config: WorkerConfig, model: DSparkDrafter) -> BlockCompute:
+    """Both ranks. The switch changes nothing here: every row of a pair is exchanged, greedy ones too."""
+    limit = model.config.max_positions
+    shape = EmulatedShape(
+        num_seats=config.max_requests,
+        support=config.support,
+        semantics=config.q_semantics,
+        cache_bytes=config.markov_cache_bytes,
+        max_positions=min(config.max_positions or limit, limit),
+        max_depth=config.depth,
+    )
+    if config.is_emulated:
+        return emulated_pair(
+            EmulatedModel(synthetic=config.synthetic) if config.synthetic else EmulatedModel(path=str(config.model)),
+            model.config.fused_width,
+            shape,
+        )
+    from remote_dspark.drafter.pair_devices import physical_pair
+    from remote_dspark.drafter.pair_rank import RankShape
+
+    devices = [torch.device(name).index or 0 for name in config.devices]
+    return physical_pair(model, devices, RankShape(**asdict(replace(shape, bound=config.peer_bound_ns))))
 
 
 def _warm_up(engine: DraftEngine, config: WorkerConfig) -> None:

@@ -30,6 +30,10 @@ from remote_dspark.wire.tls import TlsConfig
 DEVICE: Final = re.compile(r"cpu|cuda(:\d{1,2})?")
 """Where a worker drafts: the torch reference on the CPU, or captured kernels on one CUDA device."""
 
+PAIR_DEVICE: Final = re.compile(r"cuda:\d{1,2}")
+EMULATED_PAIR: Final = ("cpu", "cpu")
+"""Ranks that are processes of the interpreter: for rehearsals of the procedure, never for speed."""
+
 
 @dataclass(frozen=True)
 class WorkerConfig:
@@ -43,12 +47,14 @@ class WorkerConfig:
         model: Folder of the drafter checkpoint.
         target: Folder of the target checkpoint it was trained for: hashed for HELLO, never loaded.
         tokenizer: ``tokenizer.json`` whose digest is the id map's identity.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``cpu``, ``cuda`` or ``cuda:N``; of a pair that of rank 0.
+        devices: That of every rank: one, or two different CUDA devices, or `EMULATED_PAIR`.
         dtype: Compute dtype of the backbone, ``float32`` or ``bfloat16``; a CUDA device computes in ``bfloat16`` only.
         threads: torch intra-op threads.
         listen_address: ``host:port`` or ``unix:/path`` of the wire; port 0 picks one, which is logged.
         metrics_host: Address of ``/health``, ``/metrics`` and ``/identity``.
         metrics_port: Its port; 0 picks one.
+        peer_bound_ns: Longest wait of a rank for its peer.
         max_positions: Committed positions of a seat at most; the model's own limit by default (0).
         max_requests: Requests of one STEP, slots of one session, and seats in all.
         depth: Draft tokens per request at most.
@@ -70,11 +76,13 @@ class WorkerConfig:
     target: Path
     tokenizer: Path
     device: str
+    devices: tuple[str, ...]
     dtype: str
     threads: int
     listen_address: str
     metrics_host: str
     metrics_port: int
+    peer_bound_ns: int
     max_positions: int
     max_requests: int
     depth: int
@@ -86,6 +94,16 @@ class WorkerConfig:
     wedge_after_s: float
     drain_timeout_s: float
     tls: TlsConfig | None
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether two ranks draft."""
+        return len(self.devices) > 1
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether those ranks are emulated."""
+        return self.devices == EMULATED_PAIR
 
 
 def load_config(path: Path) -> WorkerConfig:
@@ -109,7 +127,7 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Worker
     limits, tls = root.table("limits", required=False), root.table("tls", required=False)
     synthetic = model.synthetic()
     folder = model.path("path") if synthetic is None else path.parent
-    device, dtype = model.device()
+    devices, dtype = model.devices()
     metrics_host, metrics_port = metrics.host_port("address")
     config = WorkerConfig(
         path=path,
@@ -119,12 +137,14 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Worker
         model=folder,
         target=model.path("target", folder.parent / "target"),
         tokenizer=model.path("tokenizer", folder.parent / "tokenizer.json"),
-        device=device,
+        device=devices[0],
+        devices=devices,
         dtype=dtype,
         threads=model.integer("threads", 1, low=1, high=256),
         listen_address=listen.text("address"),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
+        peer_bound_ns=1_000_000 * limits.integer("peer_bound_ms", 50, low=1, high=1000),
         max_positions=limits.integer("max_positions", 0, low=0, high=1 << 24),
         max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
         depth=limits.integer("depth", max(PRODUCTION_DEPTHS), low=min(PRODUCTION_DEPTHS), high=max(PRODUCTION_DEPTHS)),
@@ -162,13 +182,26 @@ class _Table(ConfigTable):
             self.refuse("synthetic", f"one of {sorted(SHAPES)}", found)
         return found
 
-    def device(self) -> tuple[str, str]:
-        """Device and compute dtype; a device has one."""
+    def devices(self) -> tuple[tuple[str, ...], str]:
+        """The device of every rank, and their compute dtype; kernels have one."""
+        if "devices" in self:
+            return self._pair(), self.choice("dtype", ["bfloat16"], "bfloat16")
         device = self.text("device", "cpu")
         if not DEVICE.fullmatch(device):
             self.refuse("device", "cpu, cuda or cuda:N", device)
         allowed = ["float32", "bfloat16"] if device == "cpu" else ["bfloat16"]
-        return device, self.choice("dtype", allowed, allowed[0])
+        return (device,), self.choice("dtype", allowed, allowed[0])
+
+    def _pair(self) -> tuple[str, ...]:
+        found = tuple(self.texts("devices"))
+        if "device" in self:
+            self.refuse("devices", "either device or devices", found)
+        if len(found) != 2:
+            self.refuse("devices", "two devices, which is what the peer kernels exchange between", found)
+        is_physical = len(set(found)) == 2 and all(PAIR_DEVICE.fullmatch(device) for device in found)
+        if not is_physical and found != EMULATED_PAIR:
+            self.refuse("devices", 'two different "cuda:N", or "cpu" twice', found)
+        return found
 
     def host_port(self, key: str) -> tuple[str, int]:
         """``host:port``."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import torch
 
 from remote_dspark.drafter.checkpoint import checkpoint_identity
 from remote_dspark.drafter.config import DSparkConfig
@@ -31,6 +33,8 @@ class WorkerIdentity:
     started_utc: str
     weights: str = "checkpoint"
     """``checkpoint``, or the label of synthetic ones."""
+    ranks: dict[str, str] = field(default_factory=dict)
+    """Of a pair: ``topology`` (``physical`` or ``emulated``), and ``rank.N.uuid`` of each GPU."""
 
     def to_document(self) -> dict[str, str | int]:
         """The JSON of ``GET /identity``."""
@@ -52,7 +56,8 @@ class WorkerIdentity:
             "support": config.support,
             "q_semantics": config.q_semantics,
             "weights": self.weights,
-            "device": config.device,
+            "device": ",".join(config.devices),
+            **self.ranks,
             "dtype": config.dtype,
             "threads": config.threads,
         }
@@ -98,6 +103,7 @@ def read_identity(config: WorkerConfig, model: DSparkDrafter) -> WorkerIdentity:
             source_sha256=source_digest(),
             started_utc=utc_now(),
             weights=synthetic.label,
+            ranks=_ranks(config),
         )
     try:
         target_sha256 = checkpoint_identity(config.target).sha256
@@ -112,4 +118,14 @@ def read_identity(config: WorkerConfig, model: DSparkDrafter) -> WorkerIdentity:
         tokenizer_sha256=tokenizer_sha256,
         source_sha256=source_digest(),
         started_utc=utc_now(),
+        ranks=_ranks(config),
     )
+
+
+def _ranks(config: WorkerConfig) -> dict[str, str]:
+    if not config.is_pair:
+        return {}
+    if config.is_emulated:
+        return {"topology": "emulated"}
+    uuids = [torch.cuda.get_device_properties(name).uuid for name in config.devices]
+    return {"topology": "physical"} | {f"rank.{rank}.uuid": f"GPU-{uuid}" for rank, uuid in enumerate(uuids)}

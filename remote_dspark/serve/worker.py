@@ -84,6 +84,7 @@ class Worker:
                 await self._listen(thread)
                 await stop.wait()
                 await self._drain()
+                await loop.run_in_executor(thread, self._end_compute)
         finally:
             status.close()
         return EXIT_POISONED if self.health.state is ServerState.POISONED else 0
@@ -101,6 +102,11 @@ class Worker:
         self._identity = read_identity(config, model)
         self.health.enter(ServerState.WARMING)
         self._engine = build_engine(config, model)
+
+    def _end_compute(self) -> None:
+        """Ranks of a pair end together; runs on the engine's thread."""
+        if self._engine is not None:
+            self._engine.shutdown()
 
     async def _listen(self, thread: ThreadPoolExecutor) -> None:
         from remote_dspark.serve.handler import WorkerHandler

@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,25 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def pair_of(*devices):
+    """The minimal file with a pair's devices."""
+    return MINIMAL.replace('path = "drafter"', f'synthetic = "tiny"\ndevices = {json.dumps(devices)}')
+
+
+def test_two_ranks_are_named_and_off_stays_the_default(tmp_path):
+    # red when a pair is anything but a field of the file, an emulated one is taken for two GPUs, or the bound is lost
+    solo = load_config(write(tmp_path, MINIMAL))
+    assert (solo.devices, solo.is_pair) == (("cpu",), False)
+    pair = load_config(write(tmp_path, pair_of("cuda:1", "cuda:0") + "[limits]\npeer_bound_ms = 20\n"))
+    assert (pair.device, pair.devices, pair.dtype) == ("cuda:1", ("cuda:1", "cuda:0"), "bfloat16")
+    assert (pair.is_pair, pair.is_emulated, pair.peer_bound_ns, pair.mode) == (True, False, 20_000_000, DraftMode.OFF)
+    emulated = load_config(write(tmp_path, pair_of("cpu", "cpu")))
+    assert (emulated.is_pair, emulated.is_emulated) == (True, True)
+    document = read_identity(emulated, synthetic_drafter("tiny")).to_document()
+    assert (document["device"], document["topology"]) == ("cpu,cpu", "emulated")
+    assert "topology" not in read_identity(replace(emulated, devices=("cpu",)), synthetic_drafter("tiny")).to_document()
+
+
 def test_defaults_are_off_and_siblings_of_the_checkpoint(tmp_path):
     # red when the default mode samples, or a relative path is taken from the working directory
     config = load_config(write(tmp_path, MINIMAL))
@@ -92,6 +112,13 @@ def test_a_device_computes_in_bf16_and_synthetic_weights_are_named(tmp_path):
         (MINIMAL + "[limits]\nmax_requests = 8\n", r"limits\.max_requests"),
         (MINIMAL + "[limits]\nwedge_after_s = 0\n", "wedge_after_s"),
         (MINIMAL.replace('path = "drafter"', 'path = "drafter"\ndevice = "tpu"'), r"model\.device"),
+        (pair_of("cuda:0", "cuda:1", "cuda:2"), r"model\.devices.*two devices"),
+        (pair_of("cuda:0"), r"model\.devices.*two devices"),
+        (pair_of("cuda:0", "cuda:0"), r"model\.devices.*two different"),
+        (pair_of("cuda:0", "cpu"), r"model\.devices.*two different"),
+        (pair_of("cuda:0", "cuda:1").replace("devices", 'device = "cuda"\ndevices'), r"model\.devices.*either"),
+        (pair_of("cpu", "cpu").replace("devices", 'dtype = "float32"\ndevices'), r"model\.dtype"),
+        (pair_of("cuda:0", "cuda:1") + "[limits]\npeer_bound_ms = 0\n", r"limits\.peer_bound_ms"),
         (MINIMAL.replace('path = "drafter"', 'path = "drafter"\ndevice = "cuda"\ndtype = "float32"'), r"model\.dtype"),
         (MINIMAL.replace('path = "drafter"', 'synthetic = "qwen3-5b"'), r"model\.synthetic.*qwen3-4b"),
         (MINIMAL.replace('path = "drafter"', 'path = "drafter"\nsynthetic = "tiny"'), r"model\.path"),

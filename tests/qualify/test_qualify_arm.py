@@ -21,8 +21,8 @@ from target_services import ROOT, TINY, ServerPair
 from remote_dspark.contract import DraftMode, Metric
 from remote_dspark.oracle.philox import derive_key, proposal_draw
 from remote_dspark.oracle.tickets import draw_token
-from remote_dspark.qualify.whole_worker import count_wrong_draws
 from remote_dspark.qualify.worker_client import ProbeSeat
+from remote_dspark.qualify.worker_draws import count_wrong_draws
 from remote_dspark.wire.limits import Shard
 from remote_dspark.wire.messages import Step, StepRequest
 from remote_dspark.wire.reply import build_reply
@@ -50,9 +50,9 @@ def write_arm(folder: Path, pair: ServerPair, **changes: object) -> Path:
     return path
 
 
-def start(module: str, config: Path, output: Path) -> subprocess.Popen[str]:
+def start(module: str, config: Path, output: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", f"remote_dspark.qualify.{module}", "--config", str(config)]
-    return subprocess.Popen([*command, "--output", str(output)], stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([*command, "--output", str(output), *options], stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -175,6 +175,41 @@ def test_a_whole_worker_is_measured_by_batch_and_kind(on_pair: ServerPair, tmp_p
     code, errors = finish(start("whole_worker", config, tmp_path / "off"))
     assert code == 2
     assert "draft_mode" in errors
+
+
+@pytest.mark.models
+def test_what_a_worker_proposes_is_compared_by_one_file(on_pair: ServerPair, tmp_path: Path) -> None:
+    # red when the digests depend on anything but the seed, a part is left out, or another file passes
+    config, known = tmp_path / "ww.toml", tmp_path / "first" / "identity.jsonl"
+    text = (
+        f'address = "{on_pair.address}"\nmode = "sampled-top32-v2"\ndrafter = "{TINY}/drafter"\n'
+        f'target = "{TINY}/target"\ntokenizer = "{TINY}/target/tokenizer.json"\n'
+        "depths = [4]\nbatches = [1, 2]\nrepetitions = 1\nwarmup = 0\ncontext = 8\n"
+        "identity_positions = 40\nidentity_rounds = 2\n"
+    )
+    config.write_text(text)
+    code, errors = finish(start("whole_worker", config, tmp_path / "first"))
+    assert code == 0, errors
+    lines = [json.loads(line) for line in known.read_text().splitlines()]
+    assert [(line["kind"], line["batch"], line["positions"]) for line in lines] == [(0, 2, 16), (1, 2, 16), (2, 2, 16)]
+    digests = {tuple(line[f"{part}.{word}"] for word in range(8)) for line in lines for part in ("ids", "q", "tokens")}
+    # greedy rows have no entries, so their ids and q are the same nothing
+    assert len(digests) == 8
+    for name, passes in (("same", True), ("other", False)):
+        expected = tmp_path / f"{name}.jsonl"
+        lines[1]["tokens.3"] ^= not passes
+        expected.write_text("".join(json.dumps(line, sort_keys=True, separators=(",", ":")) + "\n" for line in lines))
+        config.write_text(f'{text}identity_expected = "{expected}"\n')
+        code, errors = finish(start("whole_worker", config, tmp_path / name))
+        assert code == 0, errors
+        document = observation(tmp_path / name)
+        assert checks(document)["identity.same"] is passes
+        assert (document["values"]["identity.positions"], checks(document)["identity.draws"]) == (48, True)
+    [found] = [check["found"] for check in document["checks"] if check["name"] == "identity.same"]
+    assert "chunk 1 of batch 2: other tokens" in found
+    refused, errors = finish(start("whole_worker", config, tmp_path / "refused", "--physical"))
+    assert refused == 2
+    assert "two CUDA devices" in errors
 
 
 def test_a_token_that_is_not_its_rows_draw_is_counted() -> None:

@@ -31,7 +31,7 @@ GOOD: dict[str, Any] = {
 
 
 def test_both_devices_must_be_locked() -> None:
-    from remote_dspark.qualify.pair_physical import require_locked
+    from remote_dspark.qualify.pair_locks import require_locked
 
     hold = HoldProof("h-1", 3, ("GPU-a", "GPU-b", "GPU-c"))
     require_locked(("GPU-a", "GPU-c"), hold)
