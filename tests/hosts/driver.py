@@ -28,7 +28,7 @@ from coordinator.render import Reporter
 from coordinator.session import HostSession, open_sessions
 from coordinator.show_plan import compile_files
 from coordinator.window import Window
-from windows.hold_records import Intent, Note, Outcome, Record
+from windows.hold_records import Intent, Note, Opened, Outcome, Record
 from windows.hold_table import HoldEvent
 
 
@@ -39,6 +39,8 @@ class Stations(Journal):
 
     def _append(self, record: Record) -> None:
         super()._append(record)
+        if isinstance(record, Opened):
+            print(f"# {record.hold_id}", flush=True)
         label = self._label(record)
         if self.at in (str(record.seq), label):
             print(f"@ {record.seq} {label}", flush=True)
@@ -126,7 +128,6 @@ def main(argv: Sequence[str]) -> int:
                 reason="fault matrix",
             )
             hold_id = window.hold_id
-            print(f"# {hold_id}", flush=True)
             try:
                 hold(window, sessions, run=options.run)
             finally:
