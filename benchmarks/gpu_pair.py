@@ -1,10 +1,10 @@
 """The physical pair on two GPUs: exactness, stress and the lone rank first, then times against the solo head.
 
-    python benchmarks/gpu_pair.py [--quick] [--prime CASE]
+    python benchmarks/gpu_pair.py [--quick] [--prime CASE|worker]
 
 What is checked and how it is timed is in `qualify.pair_physical` and `qualify.pair_timing`; this adds a table against
-the goals. ``--prime`` only compiles one case, so that several processes can fill Triton's cache at once. Writes
-``build/bench_gpu_pair.json``.
+the goals. ``--prime`` only compiles one case, or the heads of a worker on the pair, so that several processes can fill
+Triton's cache at once. Writes ``build/bench_gpu_pair.json``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from remote_dspark.kernels.pair_rank import DEFAULT_TIMEOUT_NS
+import torch
+
+from remote_dspark.contract import Q_FLOOR_FIRST, SUPPORT_K
+from remote_dspark.drafter.pair_rank import RankShape
+from remote_dspark.drafter.shapes import synthetic_config
+from remote_dspark.kernels.pair_chain import PairChain, PhysicalPair
+from remote_dspark.kernels.pair_head import launch_pair_position
+from remote_dspark.kernels.pair_rank import DEFAULT_TIMEOUT_NS, PairRank
+from remote_dspark.kernels.rows import CONTROL_WORDS
 from remote_dspark.qualify.pair_host import device_state
 from remote_dspark.qualify.pair_physical import device_checks
 from remote_dspark.qualify.pair_timing import Case, CaseTimes, TimedCase, cases, goal_faults
@@ -43,15 +51,41 @@ def measure(case: Case) -> CaseTimes:
     return times
 
 
+def prime_worker() -> None:
+    """Compiles the heads of a worker of the published shape."""
+    config = synthetic_config("qwen3-4b")
+    settings = RankShape(
+        num_seats=1,
+        support=SUPPORT_K,
+        semantics=Q_FLOOR_FIRST,
+        cache_bytes=0,
+        max_positions=1,
+        max_depth=1,
+        bound=DEFAULT_TIMEOUT_NS,
+    ).pair_settings(config.vocab_size)
+    with PhysicalPair(settings, 1, 1, DEVICES) as pair:
+        rows = [torch.zeros(1, config.vocab_size // 2, dtype=torch.bfloat16, device=f"cuda:{d}") for d in DEVICES]
+        control = [torch.zeros(1, CONTROL_WORDS, dtype=torch.int32, device=f"cuda:{d}") for d in DEVICES]
+
+        def launch(rank: PairRank, index: int) -> None:
+            mine = rows[rank.rank]
+            launch_pair_position(rank, index, mine, mine, control[rank.rank], last=True)
+
+        PairChain(pair, launch, 1).prime()
+
+
 def main() -> int:
     """Runs everything; 0 when all checks hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a fiftieth of the long checks")
-    parser.add_argument("--prime", type=int, metavar="CASE")
+    parser.add_argument("--prime", metavar="CASE|worker")
     arguments = parser.parse_args()
     timed = cases(VOCAB)
+    if arguments.prime == "worker":
+        prime_worker()
+        return 0
     if arguments.prime is not None:
-        TimedCase(timed[arguments.prime], DEVICES, DEFAULT_TIMEOUT_NS).pair.close()
+        TimedCase(timed[int(arguments.prime)], DEVICES, DEFAULT_TIMEOUT_NS).pair.close()
         return 0
     begin = time.monotonic()
     before = device_state()

@@ -1,17 +1,21 @@
-"""Measured receipts from this machine: a first hold, then one measurement hold over its GPUs, signed and verified.
+"""Measured receipts from this machine: a first hold, then measurement holds over its GPUs, signed and verified.
 
-    python benchmarks/gpu_receipts.py FOLDER kernels worker pair [--device 0]
+    python benchmarks/gpu_receipts.py FOLDER kernels worker [--device 0]
+    python benchmarks/gpu_receipts.py FOLDER worker pair pair-worker
 
-The machine is its own host (transport ``local``) and a small web server stands for its production, so that stop, proof
-and restore are real. Needs the coordinator's dependencies. FOLDER gets site, plans, signing key and ``store``; copy
-``store`` as it is. Exits with the first command's code that is not 0. Where there is no GPU, ``emulated-pair`` shows
-the whole way on a named device.
+One hold measures one GPU, the next one the pair: a worker on the pair must propose what the receipt of the solo worker
+says. The machine is its own host (transport ``local``) and a small web server stands for its production, so that stop,
+proof and restore are real. Needs the coordinator's dependencies. FOLDER gets site, plans, signing key and ``store``;
+copy ``store`` as it is. Exits with the first command's code that is not 0. Where there is no GPU, the programs called
+``emulated-`` show the whole way on a named device; a solo CPU worker is the reference in torch, so it is not compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
+import json
 import os
 import subprocess
 import sys
@@ -29,10 +33,22 @@ from coordinator.production import production
 from coordinator.rehearsal_site import free_ports
 from coordinator.render import Reporter
 from coordinator.session import open_sessions
+from remote_dspark.qualify.worker_identity import IDENTITY_FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 BOUND_S = 540
 """Of one program; the guard ends it then."""
+
+SOLO = str(ROOT / "benchmarks" / "gpu_solo.py")
+KNOWN = "SOLO-IDENTITY"
+"""Stands for the newest solo receipt's record of what its worker proposed."""
+
+SAME = ["--identity-expected", KNOWN]
+SMALL = [
+    *("--synthetic", "tiny", "--batches", "1", "--repetitions", "1", "--context", "8"),
+    *("--identity", "15", "--identity-rounds", "1", "--timeout", "300"),
+]
+"""As little as shows every step, for ranks that are interpreted."""
 
 PROGRAMS: dict[str, tuple[str, list[str]]] = {
     "kernels": ("solo", [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold"]),
@@ -40,9 +56,15 @@ PROGRAMS: dict[str, tuple[str, list[str]]] = {
         "solo",
         [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold", "--quick", "--stress-seconds", "5"],
     ),
-    "worker": ("solo", [str(ROOT / "benchmarks" / "gpu_solo.py"), "--require-hold"]),
+    "worker": ("solo", [SOLO, "--require-hold", "--identity", "12000"]),
     "pair": ("pair", ["-m", "remote_dspark.qualify.pair", "--physical", "--require-hold"]),
+    "pair-worker": (
+        "pair",
+        [SOLO, "--devices", "cuda:0,cuda:1", "--physical", "--require-hold", "--identity", "12000", *SAME],
+    ),
     "emulated-pair": ("pair", ["-m", "remote_dspark.qualify.pair", "--require-hold"]),
+    "emulated-worker": ("solo", [SOLO, "--devices", "cpu", "--require-hold", *SMALL]),
+    "emulated-pair-worker": ("pair", [SOLO, "--devices", "cpu,cpu", "--require-hold", *SMALL]),
 }
 """Name to topology and argv after the interpreter."""
 
@@ -88,14 +110,30 @@ def site_document(folder: Path, signers: Path, locked: list[str]) -> dict[str, A
     }
 
 
-def plan_documents(names: list[str], locked: list[str]) -> dict[str, dict[str, Any]]:
-    """The first hold and the measurement hold, whose programs see the locked devices only."""
+def recorded_identity(store: Path) -> Path:
+    """The sample that the newest solo receipt binds as what its worker proposed.
+
+    Raises:
+        LookupError: No such receipt.
+    """
+    for path in sorted((store / "receipts").glob("*-worker-measurement-*.json"), reverse=True):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        # a signature lies beside its receipt and has no predicate
+        predicate = document.get("predicate", {"samples": (), "body": {}})
+        for sample in predicate["samples"]:
+            if predicate["body"]["topology"] == "solo" and sample["name"] == IDENTITY_FILE:
+                return store / "samples" / str(sample["sha256"])
+    raise LookupError(f"{store}: expected a solo worker's receipt with {IDENTITY_FILE}, found none; measure it first")
+
+
+def plan_document(name: str, programs: list[str], locked: list[str], store: Path) -> dict[str, Any]:
+    """A hold without programs, or one whose programs see the locked devices only."""
     kept = {name: os.environ[name] for name in PASSED if name in os.environ}
     env = kept | {"CUDA_VISIBLE_DEVICES": ",".join(locked)}
     bounds = {"preflight": 60, "lease": 20, "snapshot": 30, "arm-dead-man": 30, "stop": 40}
     first = {
         "schema": "coordinator/plan/v1",
-        "name": "first-hold",
+        "name": name,
         "purpose": "first-hold",
         "bound_s": 400,
         "restore_reserve_s": 120,
@@ -103,19 +141,23 @@ def plan_documents(names: list[str], locked: list[str]) -> dict[str, dict[str, A
         "holds": {"1": []},
         "step_bounds_s": bounds,
     }
-    programs = [
-        {"name": name, "role": "drafter", "topology": PROGRAMS[name][0], "argv": ["{python}", *PROGRAMS[name][1]],
-         "timeout_s": BOUND_S, "env": env}
-        for name in names
-    ]  # fmt: skip
-    measure = first | {
-        "name": "measure",
+    if not programs:
+        return first
+
+    def argv(program: str) -> list[str]:
+        words = PROGRAMS[program][1]
+        return ["{python}", *(str(recorded_identity(store)) if word == KNOWN else word for word in words)]
+
+    return first | {
         "purpose": "measurement",
-        "bound_s": 400 + BOUND_S * len(names),
+        "bound_s": 400 + BOUND_S * len(programs),
         "step_bounds_s": bounds | {"measure": BOUND_S},
-        "measurements": programs,
-    }
-    return {"first": first, "measure": measure}
+        "measurements": [
+            {"name": program, "role": "drafter", "topology": PROGRAMS[program][0], "argv": argv(program),
+             "timeout_s": BOUND_S, "env": env}
+            for program in programs
+        ],
+    }  # fmt: skip
 
 
 def coordinator(*argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -143,19 +185,24 @@ def main() -> int:
     policy = ROOT / "policies" / "first-hold.toml"
     document["policy_pins"] = {"first-hold": hashlib.sha256(policy.read_bytes()).hexdigest()}
     site.write_text(tomlkit.dumps(document), encoding="utf-8")
-    for name, plan in plan_documents(arguments.programs, locked).items():
-        (folder / f"{name}.toml").write_text(tomlkit.dumps(plan), encoding="utf-8")
-    common = ["--site", str(site), "--store", str(folder / "store")]
-    state = ["--state", str(folder / "marks")]
-    steps = [
-        ["doctor", *common, "--key", str(key)],
-        *(["campaign", *common, *state, "--key", str(key), "--plan", str(folder / f"{name}.toml")]
-          for name in ("first", "measure")),
-        ["receipts", "verify", str(folder / "store"), "--signers", str(signers), *state],
-    ]  # fmt: skip
+    store = folder / "store"
+    common, state = ["--site", str(site), "--store", str(store)], ["--state", str(folder / "marks")]
+    holds: list[tuple[str, list[str]]] = [("first-hold", [])]
+    for topology, group in itertools.groupby(arguments.programs, key=lambda program: PROGRAMS[program][0]):
+        holds.append((f"measure-{topology}-{len(holds)}", list(group)))
+
+    def campaign(name: str, programs: list[str]) -> int:
+        plan = folder / f"{name}.toml"
+        plan.write_text(tomlkit.dumps(plan_document(name, programs, locked, store)), encoding="utf-8")
+        return coordinator("campaign", *common, *state, "--key", str(key), "--plan", str(plan)).returncode
+
     clock = SystemClock()
     with open_sessions(read_site(site)[0], clock) as sessions, production(sessions, Reporter(clock.utc)):
-        return next((code for step in steps if (code := coordinator(*step).returncode) != 0), 0)
+        code = coordinator("doctor", *common, "--key", str(key)).returncode
+        for name, programs in holds:
+            code = code or campaign(name, programs)
+    verified = coordinator("receipts", "verify", str(store), "--signers", str(signers), *state).returncode
+    return code or verified
 
 
 if __name__ == "__main__":

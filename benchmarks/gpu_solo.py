@@ -1,8 +1,11 @@
-"""One drafter worker on one GPU, measured whole: starts the worker, runs ``qualify.whole_worker``, ends the worker.
+"""One drafter worker, measured whole: starts the worker, runs ``qualify.whole_worker``, ends the worker.
 
     python benchmarks/gpu_solo.py [--mode sampled-top32-v2] [--synthetic qwen3-4b] [--output DIR] [--require-hold]
+    python benchmarks/gpu_solo.py --devices cuda:0,cuda:1 --physical --identity-expected FILE ...
 
-Weights are synthetic in the real shape, so the times are real and the tokens mean nothing; the observation says so.
+With two devices the worker is a pair (``cpu,cpu``: an emulated one). ``--identity N`` records what it proposes for N
+positions; FILE is that record of another worker, which must be the same. Weights are synthetic in the real shape, so
+the times are real and the tokens mean nothing; the observation says so.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from remote_dspark.qualify import whole_worker
 from remote_dspark.qualify.worker_client import read_status
 
 ROOT = Path(__file__).resolve().parents[1]
-START_S = 120.0
+START_S = 240.0
 
 
 def toml(document: dict[str, Any]) -> str:
@@ -59,20 +62,30 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", default="sampled-top32-v2")
     parser.add_argument("--synthetic", default="qwen3-4b")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--devices", default="cuda", help="one device, or the two of a pair")
     parser.add_argument("--repetitions", type=int, default=60)
+    parser.add_argument("--batches", default="1,2,3,4")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--identity", type=int, default=0, metavar="POSITIONS")
+    parser.add_argument("--identity-rounds", type=int, default=40)
+    parser.add_argument("--identity-expected", default="", metavar="FILE")
+    parser.add_argument("--timeout", type=int, default=10, metavar="SECONDS", help="of one call")
     arguments, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="dspark-solo-") as name, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         health = f"127.0.0.1:{free.getsockname()[1]}"
         free.close()
         folder = Path(name)
+        devices, batches = arguments.devices.split(","), [int(batch) for batch in arguments.batches.split(",")]
+        known = {"identity_expected": arguments.identity_expected} if arguments.identity_expected else {}
         worker = {
             "modes": [arguments.mode],
-            "model": {"synthetic": arguments.synthetic, "device": arguments.device},
+            "model": {"synthetic": arguments.synthetic, "dtype": "bfloat16"}
+            | ({"devices": devices} if len(devices) > 1 else {"device": devices[0]}),
             "listen": {"address": f"unix:{folder}/worker.sock"},
             "metrics": {"address": health},
-            "limits": {"max_positions": 4096, "markov_cache_bytes": 1 << 30},
+            "limits": {"max_positions": 0 if arguments.synthetic == "tiny" else 4096, "markov_cache_bytes": 1 << 30}
+            | {"max_requests": max(batches)},
         }
         probe = {
             "address": f"unix:{folder}/worker.sock",
@@ -80,11 +93,14 @@ def main() -> int:
             "mode": arguments.mode,
             "synthetic": arguments.synthetic,
             "depths": [5],
-            "batches": [1, 2, 3, 4],
+            "batches": batches,
             "repetitions": arguments.repetitions,
-            "warmup": 6,
-            "context": 512,
-        }
+            "warmup": min(6, arguments.repetitions),
+            "context": arguments.context,
+            "timeout_s": arguments.timeout,
+            "identity_positions": arguments.identity,
+            "identity_rounds": arguments.identity_rounds,
+        } | known
         (folder / "worker.toml").write_text(toml(worker), encoding="utf-8")
         (folder / "probe.toml").write_text(toml(probe), encoding="utf-8")
         environment = os.environ | {"PYTHONPATH": os.environ.get("PYTHONPATH") or str(ROOT)}

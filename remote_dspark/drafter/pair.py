@@ -98,6 +98,11 @@ class PairCompute:
         self.timings: StepTimings | None = None
 
     @property
+    def ranks(self) -> tuple[DraftingRank, ...]:
+        """The open ranks, none after `close`."""
+        return tuple(self._ranks)
+
+    @property
     def markov(self) -> CachedRows:
         """Counters of the first rank's cached rows; every rank sees the same tokens."""
         return self._markov

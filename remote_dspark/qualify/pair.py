@@ -1,4 +1,4 @@
-"""Qualify a drafter pair: two ranks, one vocabulary shard each, against the oracle.
+"""Qualify a drafter pair: ranks with a vocabulary shard each, against the oracle.
 
 ``python -m remote_dspark.qualify.pair [--output DIR] [--require-hold]`` emulates the pair on a CPU: two processes over
 shared memory run the protocol of the physical pair (packed candidates, epochs, bounded waits, acknowledgement, sticky
@@ -15,6 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -60,6 +61,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--devices", default="0,1", help="CUDA devices of rank 0 and rank 1")
     parser.add_argument("--vocab-size", type=int, default=129_280, help="of the physical pair")
     parser.add_argument("--bound-ns", type=int, default=50_000_000, help="longest wait of a physical rank")
+    parser.add_argument("--ranks", type=int, default=2, help="of the emulated pair; the kernels exchange between two")
     parser.add_argument("--seed", type=int, default=20)
     args = parser.parse_args(argv)
     try:
@@ -83,18 +85,20 @@ def run(args: argparse.Namespace, argv: list[str], environ: Mapping[str, str]) -
         return
     recorder = Recorder(ObservationKind.PAIR, PROGRAM, argv=argv, compute=ComputeKind.CPU, folder=folder, hold=hold)
     rng = np.random.default_rng(args.seed)
+    shape = shape_of(args.ranks)
     with tempfile.TemporaryDirectory(prefix="dspark-pair-") as name:
-        lone = LoneRank(Path(name) / "lone", SHAPE, LONE_TIMEOUT_MS)
-        with EmulatedPair(Path(name) / "pair", SHAPE, rng) as pair:
+        lone = LoneRank(Path(name) / "lone", shape, LONE_TIMEOUT_MS)
+        with EmulatedPair(Path(name) / "pair", shape, rng) as pair:
             _check_numerics(recorder, pair, rng)
             _check_replay(recorder, pair, rng)
             _check_bad_logits(recorder, pair, rng)
             _check_exhaustion(recorder, pair, rng)
         _check_timeout(recorder, lone)
-        recorder.check("teardown.exit_codes", expected=[3, 3], found=pair.exit_codes)
+        recorder.check("teardown.exit_codes", expected=[3] * args.ranks, found=pair.exit_codes)
     recorder.check("teardown.memory", expected=False, found=Path(name).exists())
     recorder.samples("launch.jsonl", "ns", pair.elapsed_ns)
     recorder.value("settings.seed", args.seed)
+    recorder.value("settings.num_ranks", args.ranks)
     recorder.value("settings.num_requests", SHAPE.num_requests)
     recorder.value("settings.depth", SHAPE.depth)
     recorder.value("settings.vocab_size", SHAPE.vocab_size)
@@ -103,12 +107,27 @@ def run(args: argparse.Namespace, argv: list[str], environ: Mapping[str, str]) -
     recorder.write()
 
 
+def shape_of(num_ranks: int) -> PairShape:
+    """The emulated pair with this number of ranks.
+
+    Raises:
+        ObserveError: Too few or too many.
+    """
+    try:
+        return replace(SHAPE, num_ranks=num_ranks)
+    except ValueError as cause:
+        raise ObserveError(f"--ranks: {cause}") from cause
+
+
 def _run_physical(args: argparse.Namespace, argv: list[str], folder: Path, hold: HoldProof | None) -> None:
     # Triton decides at import whether it compiles or interprets: the emulation must not load it.
     from remote_dspark.qualify.pair_physical import observe
 
-    if not re.fullmatch(r"\d+(,\d+)+", args.devices):
-        raise ObserveError(f"--devices: expected two numbers like 0,1, found {args.devices!r}")
+    if not re.fullmatch(r"\d+,\d+", args.devices) or args.ranks != 2:
+        raise ObserveError(
+            f"--devices: expected two numbers like 0,1, which is what the kernels exchange between, found "
+            f"{args.devices!r} for {args.ranks} ranks; the emulated pair takes more"
+        )
     devices = [int(device) for device in args.devices.split(",")]
     recorder = Recorder(ObservationKind.PAIR, PROGRAM, argv=argv, compute=ComputeKind.CUDA, folder=folder, hold=hold)
     observe(recorder, devices, args.vocab_size, args.bound_ns, hold)
@@ -118,10 +137,12 @@ def _run_physical(args: argparse.Namespace, argv: list[str], folder: Path, hold:
 def _judge(recorder: Recorder, name: str, pair: EmulatedPair, inputs: BlockInputs, semantics: str) -> None:
     """One launch: no sticky error, equal to the oracle, and both ranks identical."""
     sticky = pair.launch(inputs, semantics)
-    outputs = [pair.outputs(rank) for rank in (0, 1)]
-    recorder.check(f"{name}.sticky", expected=[0, 0], found=sticky)
+    num_ranks = pair.memory.shape.num_ranks
+    outputs = [pair.outputs(rank) for rank in range(num_ranks)]
+    recorder.check(f"{name}.sticky", expected=[0] * num_ranks, found=sticky)
     recorder.check(f"{name}.oracle", expected=[], found=compare_block(inputs, pair.bias, outputs[0], semantics))
-    recorder.check(f"{name}.ranks_identical", expected=[], found=same_outputs(outputs[0], outputs[1]))
+    others = [difference for other in outputs[1:] for difference in same_outputs(outputs[0], other)]
+    recorder.check(f"{name}.ranks_identical", expected=[], found=others)
 
 
 def _check_numerics(recorder: Recorder, pair: EmulatedPair, rng: np.random.Generator) -> None:
@@ -167,7 +188,7 @@ def _check_bad_logits(recorder: Recorder, pair: EmulatedPair, rng: np.random.Gen
         block.base[request, 1] = to_bf16_bits(rows)
     block.base[2, 2] = to_bf16_bits(np.full(SHAPE.vocab_size, -np.inf, dtype=np.float32))
     _judge(recorder, "bad_logits", pair, block, Q_FLOOR_FIRST)
-    flagged = (pair.outputs(1).error != 0).tolist()
+    flagged = (pair.outputs(pair.memory.shape.num_ranks - 1).error != 0).tolist()
     expected = [[position >= start for position in range(SHAPE.depth)] for start in (1, 1, 2, SHAPE.depth)]
     recorder.check("bad_logits.rows", expected=expected, found=flagged)
 
@@ -176,10 +197,10 @@ def _check_exhaustion(recorder: Recorder, pair: EmulatedPair, rng: np.random.Gen
     """The last epoch ends both ranks in the middle of a block; a later launch is refused without a wait."""
     sizes = SHAPE.num_requests, SHAPE.depth, SHAPE.vocab_size
     pair.limit_epochs(remaining=2)
-    code = int(Sticky.EPOCH_EXHAUSTED)
-    recorder.check("epochs.exhausted", expected=[code, code], found=pair.launch(random_block(rng, *sizes)))
+    codes = [int(Sticky.EPOCH_EXHAUSTED)] * pair.memory.shape.num_ranks
+    recorder.check("epochs.exhausted", expected=codes, found=pair.launch(random_block(rng, *sizes)))
     pair.limit_epochs(remaining=1 << 40)
-    recorder.check("epochs.sticky", expected=[code, code], found=pair.launch(random_block(rng, *sizes)))
+    recorder.check("epochs.sticky", expected=codes, found=pair.launch(random_block(rng, *sizes)))
 
 
 def _check_timeout(recorder: Recorder, lone: LoneRank) -> None:

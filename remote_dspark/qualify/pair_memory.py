@@ -1,8 +1,8 @@
-"""The memory two emulated ranks share: inputs, inboxes with epochs and acknowledgements, outputs.
+"""The memory emulated ranks share: inputs, inboxes with epochs and acknowledgements, outputs.
 
-One file, mapped by the parent and by both ranks. A rank writes candidates into its *peer's* inbox, then the signal;
-it reads its own inbox after the signal. Ordering relies on x86 stores becoming visible in program order: this proves
-the protocol, not weak-memory ordering. Every wait is bounded. No torch here.
+One file, mapped by the parent and by all ranks. A rank writes candidates into each *peer's* inbox, then the signal;
+it reads its own inbox, which has a part for each sender, after the signals. Ordering relies on x86 stores becoming
+visible in program order: this proves the protocol, not weak-memory ordering. Every wait is bounded. No torch here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 NUM_RANKS: Final = 2
+MAX_RANKS: Final = 8
 CANDIDATES: Final = 32
 """Packed (value, id) pairs per request and position: 256 bytes."""
 
@@ -45,20 +46,29 @@ class StickyError(Exception):
 
 @dataclass(frozen=True)
 class PairShape:
-    """Sizes of one pair: requests, positions, vocabulary (rank 0 owns the lower half, rank 1 the rest)."""
+    """Sizes: requests, positions, vocabulary, ranks. Ranks own ascending parts of the vocabulary."""
 
     num_requests: int
     depth: int
     vocab_size: int
+    num_ranks: int = NUM_RANKS
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that are no pair, and shards without a column."""
+        is_wide = self.vocab_size >= CANDIDATES * self.num_ranks
+        if not NUM_RANKS <= self.num_ranks <= MAX_RANKS or not is_wide:
+            raise ValueError(
+                f"expected {NUM_RANKS}..{MAX_RANKS} ranks of at least {CANDIDATES} columns each, found "
+                f"{self.num_ranks} of {self.vocab_size} columns in all"
+            )
 
     def shard(self, rank: int) -> tuple[int, int]:
         """Global ids [start, end) of a rank."""
-        half = self.vocab_size // 2
-        return (0, half) if rank == 0 else (half, self.vocab_size)
+        return rank * self.vocab_size // self.num_ranks, (rank + 1) * self.vocab_size // self.num_ranks
 
 
 class PairMemory:
-    """Named arrays over one mapped file; the attributes are views, shared by all processes.
+    """Named arrays over one mapped file; the attributes are views, shared by all processes. N is the number of ranks.
 
     Attributes:
         base: uint16 [B, P, V], bf16 bits of the base logits.
@@ -70,15 +80,15 @@ class PairMemory:
         positions: int64 [B], absolute position of the first draft token.
         greedy: uint8 [B].
         epoch_limit: int64 [1].
-        payload: int64 [2, B, 32], packed candidates, written by the peer of the rank that indexes it.
-        flags: int64 [2, B], row errors found by the peer.
-        signal: int64 [2, B], epoch of the payload.
-        ack: int64 [2, B, 3], (token, digest of the counts, epoch) written by the peer.
-        ids: int32 [2, B, P, 32], support in ascending id; -1 where there is no ticket.
-        tickets: int64 [2, B, P, 32].
-        weights: int64 [2, B, P, 32], of the whole support, entries without a ticket included.
-        token: int64 [2, B, P].
-        error: int64 [2, B, P].
+        payload: int64 [N, N, B, 32], packed candidates: by receiver, then sender, who writes it.
+        flags: int64 [N, N, B], row errors found by the sender.
+        signal: int64 [N, N, B], epoch of the payload.
+        ack: int64 [N, N, B, 3], (token, digest of the counts, epoch) of the sender.
+        ids: int32 [N, B, P, 32], support in ascending id; -1 where there is no ticket.
+        tickets: int64 [N, B, P, 32].
+        weights: int64 [N, B, P, 32], of the whole support, entries without a ticket included.
+        token: int64 [N, B, P].
+        error: int64 [N, B, P].
     """
 
     base: npt.NDArray[np.uint16]
@@ -136,7 +146,7 @@ def wait_for(cell: npt.NDArray[np.int64], value: int, timeout_s: float, what: st
 
 
 def _layout(shape: PairShape) -> list[tuple[str, tuple[int, ...], Any]]:
-    b, p, v = shape.num_requests, shape.depth, shape.vocab_size
+    b, p, v, n = shape.num_requests, shape.depth, shape.vocab_size, shape.num_ranks
     return [
         ("base", (b, p, v), np.uint16),
         ("bias", (v, v), np.uint16),
@@ -147,15 +157,15 @@ def _layout(shape: PairShape) -> list[tuple[str, tuple[int, ...], Any]]:
         ("positions", (b,), np.int64),
         ("greedy", (b,), np.uint8),
         ("epoch_limit", (1,), np.int64),
-        ("payload", (NUM_RANKS, b, CANDIDATES), np.int64),
-        ("flags", (NUM_RANKS, b), np.int64),
-        ("signal", (NUM_RANKS, b), np.int64),
-        ("ack", (NUM_RANKS, b, 3), np.int64),
-        ("ids", (NUM_RANKS, b, p, CANDIDATES), np.int32),
-        ("tickets", (NUM_RANKS, b, p, CANDIDATES), np.int64),
-        ("weights", (NUM_RANKS, b, p, CANDIDATES), np.int64),
-        ("token", (NUM_RANKS, b, p), np.int64),
-        ("error", (NUM_RANKS, b, p), np.int64),
+        ("payload", (n, n, b, CANDIDATES), np.int64),
+        ("flags", (n, n, b), np.int64),
+        ("signal", (n, n, b), np.int64),
+        ("ack", (n, n, b, 3), np.int64),
+        ("ids", (n, b, p, CANDIDATES), np.int32),
+        ("tickets", (n, b, p, CANDIDATES), np.int64),
+        ("weights", (n, b, p, CANDIDATES), np.int64),
+        ("token", (n, b, p), np.int64),
+        ("error", (n, b, p), np.int64),
     ]
 
 

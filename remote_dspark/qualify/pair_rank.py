@@ -1,7 +1,7 @@
 """One emulated rank of a drafter pair: ``python -m remote_dspark.qualify.pair_rank`` (started by ``qualify.pair``).
 
-It owns half of the vocabulary. For each position it sends its 32 best packed candidates to its peer's inbox, merges
-the peer's with its own, computes the same support, tickets and token as the peer, and acknowledges with the token and
+It owns its part of the vocabulary. For each position it sends its 32 best packed candidates to every peer's inbox,
+merges all with its own, computes the same support, tickets and token as its peers, and acknowledges with the token and
 a digest of the counts. The arithmetic is ``kernels.naive``: the reference that drafts on a CPU. Commands and answers
 are JSON lines on stdin and stdout. A sticky error is for life: later launches are refused and the exit code is 3.
 """
@@ -22,7 +22,15 @@ import torch
 from remote_dspark.contract import TICKET_TOTAL, Domain
 from remote_dspark.kernels import naive
 from remote_dspark.kernels.rows import RowError
-from remote_dspark.qualify.pair_memory import CANDIDATES, PairMemory, PairShape, Sticky, StickyError, wait_for
+from remote_dspark.qualify.pair_memory import (
+    CANDIDATES,
+    MAX_RANKS,
+    PairMemory,
+    PairShape,
+    Sticky,
+    StickyError,
+    wait_for,
+)
 
 EXIT_STICKY: Final = 3
 _MASK32: Final = 0xFFFFFFFF
@@ -35,7 +43,7 @@ class Rank:
     def __init__(self, memory: PairMemory, rank: int, timeout_s: float) -> None:
         self.memory = memory
         self.rank = rank
-        self.peer = 1 - rank
+        self.peers = [peer for peer in range(memory.shape.num_ranks) if peer != rank]
         self.timeout_s = timeout_s
         self.epoch = 0
         self.sticky = Sticky.NONE
@@ -75,7 +83,9 @@ class Rank:
         values = naive.corrected_logits(base, self.bias[previous])
         own_flags = flags | _column_errors(values)
         packed = self._exchange(_pack(torch.where(own_flags[:, None] == 0, values, 0.0), self.columns), own_flags)
-        flags = own_flags | torch.from_numpy(memory.flags[self.rank].copy())
+        flags = own_flags
+        for peer in self.peers:
+            flags = flags | torch.from_numpy(memory.flags[self.rank, peer].copy())
         flags = flags | torch.where(packed[:, 0] == _NO_CANDIDATE, int(RowError.ZERO_MASS), 0)
         ids, tickets, weights, token = self._finish(packed, flags, position, semantics)
         # An invalid intermediate continues with an in-range token and keeps its flag; it is never a proposal.
@@ -90,13 +100,17 @@ class Rank:
 
     def _exchange(self, packed: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
         memory = self.memory
-        # The peer has consumed the previous epoch (its acknowledgement was awaited), so its inbox is free.
-        memory.payload[self.peer] = packed.numpy()
-        memory.flags[self.peer] = flags.numpy()
-        memory.signal[self.peer] = self.epoch
-        wait_for(memory.signal[self.rank], self.epoch, self.timeout_s, f"rank {self.rank}, inbox")
-        both = torch.cat([packed, torch.from_numpy(memory.payload[self.rank].copy())], dim=1)
-        return torch.topk(both, CANDIDATES, dim=1, sorted=True).values
+        # every peer has consumed the previous epoch (its acknowledgement was awaited), so its inbox is free
+        for peer in self.peers:
+            memory.payload[peer, self.rank] = packed.numpy()
+            memory.flags[peer, self.rank] = flags.numpy()
+            memory.signal[peer, self.rank] = self.epoch
+        parts = [packed]
+        for peer in self.peers:
+            wait_for(memory.signal[self.rank, peer], self.epoch, self.timeout_s, f"rank {self.rank}, inbox of {peer}")
+            parts.append(torch.from_numpy(memory.payload[self.rank, peer].copy()))
+        # the best 32 of N times 32 are the best 32 of the vocabulary, whatever N is
+        return torch.topk(torch.cat(parts, dim=1), CANDIDATES, dim=1, sorted=True).values
 
     def _finish(
         self, packed: torch.Tensor, flags: torch.Tensor, position: int, semantics: str
@@ -137,14 +151,15 @@ class Rank:
     def _acknowledge(self, token: torch.Tensor, ids: torch.Tensor, tickets: torch.Tensor) -> None:
         memory = self.memory
         mine = torch.stack([token, _digests(ids, tickets)], dim=1).numpy()
-        memory.ack[self.peer, :, :2] = mine
-        memory.ack[self.peer, :, 2] = self.epoch
-        wait_for(memory.ack[self.rank, :, 2], self.epoch, self.timeout_s, f"rank {self.rank}, acknowledgement")
-        theirs = memory.ack[self.rank, :, :2]
-        if not np.array_equal(theirs, mine):
-            raise StickyError(
-                Sticky.PEER_MISMATCH, f"rank {self.rank}: expected {mine.tolist()}, found {theirs.tolist()}"
-            )
+        for peer in self.peers:
+            memory.ack[peer, self.rank, :, :2] = mine
+            memory.ack[peer, self.rank, :, 2] = self.epoch
+        for peer in self.peers:
+            theirs = memory.ack[self.rank, peer]
+            wait_for(theirs[:, 2], self.epoch, self.timeout_s, f"rank {self.rank}, acknowledgement of {peer}")
+            if not np.array_equal(theirs[:, :2], mine):
+                found = f"found {theirs[:, :2].tolist()} from rank {peer}"
+                raise StickyError(Sticky.PEER_MISMATCH, f"rank {self.rank}: expected {mine.tolist()}, {found}")
 
 
 def _column_errors(values: torch.Tensor) -> torch.Tensor:
@@ -182,13 +197,13 @@ def main(argv: list[str]) -> int:
     """Serve launches until ``quit`` or end of input."""
     parser = argparse.ArgumentParser(prog="remote_dspark.qualify.pair_rank")
     parser.add_argument("--memory", type=Path, required=True)
-    parser.add_argument("--rank", type=int, choices=(0, 1), required=True)
+    parser.add_argument("--rank", type=int, choices=range(MAX_RANKS), required=True)
     parser.add_argument("--timeout-ms", type=int, required=True)
-    for name in ("num-requests", "depth", "vocab-size"):
+    for name in ("num-requests", "depth", "vocab-size", "num-ranks"):
         parser.add_argument(f"--{name}", type=int, required=True)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    memory = PairMemory(args.memory, PairShape(args.num_requests, args.depth, args.vocab_size))
+    memory = PairMemory(args.memory, PairShape(args.num_requests, args.depth, args.vocab_size, args.num_ranks))
     rank = Rank(memory, args.rank, args.timeout_ms / 1000)
     _answer({"ready": True, "ticket_total": TICKET_TOTAL})
     for line in sys.stdin:

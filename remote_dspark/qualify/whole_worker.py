@@ -203,6 +203,8 @@ def _check_neighbours(config: ProbeConfig, hello: Hello, probe: WorkerProbe, rec
     try:
         other.open(alone, config.context, depth)
         found = other.step([alone], depth)
+        # a session's end frees its seats too, but some time after this has returned
+        other.close_seats([alone])
     finally:
         other.close()
     recorder.check("neighbours.same_proposal", expected=_proposal(expected, batch - 1), found=_proposal(found, 0))

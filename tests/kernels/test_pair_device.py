@@ -34,3 +34,19 @@ def test_no_pair_of_one_device():
 
     with pytest.raises(PairRefusedError, match="two distinct GPUs"):
         PhysicalPair(PairSettings(VOCAB), 1, 1, (0, 0))
+
+
+def test_a_pair_of_three_is_refused_by_name():
+    from remote_dspark.kernels.pair_chain import PhysicalPair
+    from remote_dspark.kernels.pair_rank import PairSettings, RankCountError
+
+    with pytest.raises(RankCountError, match="expected 2 ranks"):
+        PhysicalPair(PairSettings(VOCAB), 1, 1, (0, 1, 0))
+
+
+def test_workers_on_the_pair():
+    from remote_dspark.qualify.pair_worker_checks import worker_checks
+
+    checks = worker_checks(DEVICES)
+    assert [check for check in checks if not check.ok] == []
+    assert len(checks) == 4

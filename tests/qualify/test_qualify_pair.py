@@ -23,11 +23,12 @@ from remote_dspark.oracle.support import top_k_support
 from remote_dspark.oracle.weights import fixed_weights
 from remote_dspark.qualify.pair_checks import BlockOutputs, compare_block, same_outputs
 from remote_dspark.qualify.pair_inputs import BlockInputs, bias_table, corrected, random_block
+from remote_dspark.qualify.pair_memory import PairShape
 
 
 def run_pair(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "remote_dspark.qualify.pair", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
 
 
 @pytest.mark.models
@@ -45,6 +46,38 @@ def test_the_program_observes_a_good_pair(tmp_path: Path) -> None:
     data = (tmp_path / sample["name"]).read_bytes()
     assert hashlib.sha256(data).hexdigest() == sample["sha256"]
     assert len(data.splitlines()) == sample["num_samples"] == document["values"]["num_launches"]
+
+
+@pytest.mark.models
+@pytest.mark.services
+@pytest.mark.parametrize("ranks", [3, 4])
+def test_the_union_of_more_ranks_is_the_vocabularys_best(tmp_path: Path, ranks: int) -> None:
+    # red when a shard is counted twice or left out, one peer's flags or acknowledgement are not looked at
+    done = run_pair("--output", str(tmp_path), "--ranks", str(ranks))
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "observation.json").read_text())
+    assert [check for check in document["checks"] if check["ok"] is not True] == []
+    assert document["values"]["settings.num_ranks"] == ranks
+    [codes] = [check["found"] for check in document["checks"] if check["name"] == "teardown.exit_codes"]
+    assert codes == str([3] * ranks)
+
+
+def test_shards_cover_the_vocabulary_once() -> None:
+    for ranks in (2, 3, 4, 7):
+        shape = PairShape(1, 1, 515, ranks)
+        ends = [shape.shard(rank) for rank in range(ranks)]
+        assert [column for start, end in ends for column in range(start, end)] == list(range(515))
+    for vocab_size, ranks in ((515, 1), (515, 9), (95, 3)):
+        with pytest.raises(ValueError, match="ranks of at least 32 columns"):
+            PairShape(1, 1, vocab_size, ranks)
+
+
+def test_the_kernels_exchange_between_two(tmp_path: Path) -> None:
+    for options in (("--ranks", "3"), ("--devices", "0,1,2")):
+        refused = run_pair("--output", str(tmp_path), "--physical", *options)
+        assert refused.returncode == 2
+        assert "the kernels exchange between" in refused.stderr
+    assert "expected 2..8 ranks" in run_pair("--output", str(tmp_path), "--ranks", "9").stderr
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
