@@ -31,7 +31,10 @@ from remote_dspark.wire.messages import Cancel, Commit, Hello, Open, Reply, Stat
 from remote_dspark.wire.prefix import extend_prefix, prefix_digest
 from remote_dspark.wire.reply import build_dense_reply, build_reply, reply_requests, tickets_to_q
 from remote_dspark.wire.server import serve_wire
+from remote_dspark.wire.spin import spinning_loop
 
+SPIN_S = 0.002
+"""For the second loopback figure: how long each end looks before it sleeps."""
 REQUESTS, DEPTH, SUPPORT, VOCAB = 4, 5, 32, 129_280
 HELLO = Hello(
     role=Role.CLIENT,
@@ -227,28 +230,28 @@ def _bare_us(sock: socket.socket, buffer: memoryview) -> float:
 
 
 @contextmanager
-def memory_drafter() -> Iterator[tuple[DrafterClient, int, int]]:
+def memory_drafter(spin_s: float = 0.0) -> Iterator[tuple[DrafterClient, int, int]]:
     """A client of a drafter in its own process, that process's id, and its port of bare exchanges."""
-    argv = [sys.executable, "-m", "benchmarks.wire", "--serve"]
+    argv = [sys.executable, "-m", "benchmarks.wire", "--serve", str(spin_s)]
     root = Path(__file__).resolve().parents[1]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         try:
             address, bare_port = process.stdout.readline().split()
-            with DrafterClient.connect(address, HELLO) as client:
+            with DrafterClient.connect(address, HELLO, spin_s=spin_s) as client:
                 yield client, process.pid, int(bare_port)
         finally:
             process.stdin.close()
 
 
-def loopback_us(rounds: int) -> tuple[list[float], list[float]]:
+def loopback_us(rounds: int, spin_s: float = 0.0) -> tuple[list[float], list[float]]:
     """STEP to validated and complete REPLY of each round (4 requests, depth 5, support 32), and a bare exchange each.
 
     Both alternate with the same two processes, so that load from elsewhere meets both.
     """
     ours, bare, buffer = [], [], memoryview(bytearray(ANSWER_BYTES))
-    with memory_drafter() as (client, _, port), socket.create_connection(("127.0.0.1", port)) as sock:
+    with memory_drafter(spin_s) as (client, _, port), socket.create_connection(("127.0.0.1", port)) as sock:
         tune(sock)
         for elapsed in round_times_us(client, rounds):
             ours.append(elapsed)
@@ -325,15 +328,16 @@ def measure(*, rounds: int = 20_000) -> list[dict[str, Any]]:
     (dense_us,) = _medians_us(40, lambda: codec.decode(dense, LIMITS))
     rate = len(dense) / dense_us / 1000
     results.append(_result("wire dense validated decode, 4x5x129280, one thread", rate, "GB/s", 1.5, less=False))
-    return results + _loopback_results(rounds)
+    spun = _loopback_results(rounds, SPIN_S, ", both ends spin")
+    return results + _loopback_results(rounds, 0.0, "") + spun
 
 
-def _loopback_results(rounds: int) -> list[dict[str, Any]]:
-    times, bare = map(sorted, loopback_us(rounds))
+def _loopback_results(rounds: int, spin_s: float, what: str) -> list[dict[str, Any]]:
+    times, bare = map(sorted, loopback_us(rounds, spin_s))
     results = []
     for percent, goal in ((50, 400), (99, 1500)):
         ours, floor = times[rounds * percent // 100], bare[rounds * percent // 100]
-        name = f"loopback STEP to complete REPLY p{percent}, {rounds} rounds"
+        name = f"loopback STEP to complete REPLY p{percent}, {rounds} rounds{what}"
         peer = f"bare exchange of the same bytes, {floor:.0f} us"
         results.append(_result(name, ours, "us", goal, peer=peer, ratio=floor / ours))
     return results
@@ -342,8 +346,9 @@ def _loopback_results(rounds: int) -> list[dict[str, Any]]:
 assert int(RowKind.SPARSE) == 1  # the peers above write the kind as a literal
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--serve"]:
-        asyncio.run(_serve())
+    if sys.argv[1:2] == ["--serve"]:
+        with asyncio.Runner(loop_factory=lambda: spinning_loop(float(sys.argv[2]))) as runner:
+            runner.run(_serve())
     else:
         for line in measure():
             print(line)

@@ -25,6 +25,7 @@ from remote_dspark.contract import (
 )
 from remote_dspark.drafter.shapes import SHAPES
 from remote_dspark.serve.errors import ConfigError
+from remote_dspark.wire.spin import MAX_SPIN_US
 from remote_dspark.wire.tls import TlsConfig
 
 DEVICE: Final = re.compile(r"cpu|cuda(:\d{1,2})?")
@@ -52,6 +53,7 @@ class WorkerConfig:
         dtype: Compute dtype of the backbone, ``float32`` or ``bfloat16``; a CUDA device computes in ``bfloat16`` only.
         threads: torch intra-op threads.
         listen_address: ``host:port`` or ``unix:/path`` of the wire; port 0 picks one, which is logged.
+        spin_us: How long the event loop looks for bytes before it sleeps; 0 sleeps at once (`wire.spin`).
         metrics_host: Address of ``/health``, ``/metrics`` and ``/identity``.
         metrics_port: Its port; 0 picks one.
         peer_bound_ns: Longest wait of a rank for its peer.
@@ -80,6 +82,7 @@ class WorkerConfig:
     dtype: str
     threads: int
     listen_address: str
+    spin_us: int
     metrics_host: str
     metrics_port: int
     peer_bound_ns: int
@@ -142,6 +145,7 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Worker
         dtype=dtype,
         threads=model.integer("threads", 1, low=1, high=256),
         listen_address=listen.text("address"),
+        spin_us=listen.integer("spin_us", 0, low=0, high=MAX_SPIN_US),
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         peer_bound_ns=1_000_000 * limits.integer("peer_bound_ms", 50, low=1, high=1000),

@@ -22,6 +22,7 @@ from remote_dspark.serve.health import Health
 from remote_dspark.serve.http import StatusServer
 from remote_dspark.serve.log import log_event
 from remote_dspark.serve.timings import StepLog
+from remote_dspark.wire.spin import spinning_loop
 
 if TYPE_CHECKING:
     from remote_dspark.drafter.engine import DraftEngine
@@ -39,7 +40,8 @@ def serve(path: Path) -> int:
     """Serve until a signal; returns the exit code."""
     try:
         config = load_config(path)
-        return asyncio.run(Worker(config).run())
+        with asyncio.Runner(loop_factory=lambda: spinning_loop(config.spin_us / 1e6)) as runner:
+            return runner.run(Worker(config).run())
     except ConfigError as cause:
         return _refuse(EXIT_CONFIG, cause)
     except ServeError as cause:

@@ -25,6 +25,7 @@ from remote_dspark.contract import (
     DraftMode,
 )
 from remote_dspark.target.errors import ConfigError
+from remote_dspark.wire.spin import MAX_SPIN_US
 from remote_dspark.wire.tls import TlsConfig
 
 PPM: Final = 1_000_000
@@ -60,6 +61,7 @@ class TargetConfig:
         max_queue: Requests waiting beyond those; more are refused with 503.
         wedge_after_s: No progress for this long with a request in flight is WEDGED.
         drain_timeout_s: Bound of finishing requests after SIGTERM.
+        spin_us: How long a round looks for its reply before it sleeps; 0 sleeps at once (`wire.spin`).
         tls: Pinned mutual TLS to the drafter, or None on loopback and Unix sockets.
     """
 
@@ -82,6 +84,7 @@ class TargetConfig:
     support: int
     connect_timeout_s: float
     step_timeout_s: float
+    spin_us: int
     capture: Path | None
     max_requests: int
     max_queue: int
@@ -131,6 +134,7 @@ def parse_config(document: Mapping[str, Any], path: Path, sha256: str) -> Target
         support=drafter.integer("support", SUPPORT_K, low=SUPPORT_K, high=SUPPORT_K),
         connect_timeout_s=drafter.seconds("connect_timeout_s", 20.0),
         step_timeout_s=drafter.seconds("step_timeout_s", 5.0),
+        spin_us=drafter.integer("spin_us", 0, low=0, high=MAX_SPIN_US),
         capture=drafter.path("capture") if "capture" in drafter else None,
         max_requests=limits.integer("max_requests", MAX_PRODUCTION_REQUESTS, low=1, high=MAX_PRODUCTION_REQUESTS),
         max_queue=limits.integer("max_queue", 64, low=0, high=4096),

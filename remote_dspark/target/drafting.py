@@ -228,6 +228,7 @@ class DraftLink:
             timeout_s=self._config.step_timeout_s,
             tap=self._recording.tap() if self._recording else None,
             heartbeat_s=HEARTBEAT_S,
+            spin_s=self._config.spin_us / 1e6,
         )
 
     def _new_generation(self, seat: Seat) -> None:

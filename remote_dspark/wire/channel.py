@@ -23,8 +23,9 @@ READ_BYTES = 1 << 18
 class Channel:
     """A connected socket; see `connect`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, spin_s: float = 0.0) -> None:
         self._sock = sock
+        self._spin_s = spin_s
         sock.setblocking(False)
         # One poller and one buffer for the one reader: a round costs two system calls and no allocation to receive.
         self._readable = select.poll()
@@ -37,8 +38,11 @@ class Channel:
         self._write_lock = threading.Lock()
 
     @classmethod
-    def connect(cls, address: Address, tls: TlsConfig | None, deadline: float) -> Channel:
-        """Connects before ``deadline`` (``time.monotonic`` seconds), with the TLS handshake if configured."""
+    def connect(cls, address: Address, tls: TlsConfig | None, deadline: float, *, spin_s: float = 0.0) -> Channel:
+        """Connects before ``deadline`` (``time.monotonic`` seconds), with the TLS handshake if configured.
+
+        ``spin_s`` is how long a reader looks for bytes before it sleeps.
+        """
         remaining = _remaining(deadline)
         if address.path:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -51,7 +55,7 @@ class Channel:
         else:
             sock = socket.create_connection((address.host, address.port), timeout=remaining)
         tune(sock)
-        channel = cls(sock)
+        channel = cls(sock, spin_s)
         try:
             if tls is not None:
                 channel._handshake(tls, deadline)
@@ -128,6 +132,11 @@ class Channel:
 
     def _read_socket(self, deadline: float) -> memoryview:
         """Bytes of the one receive buffer, once there are any."""
+        if self._spin_s:
+            until = min(time.monotonic() + self._spin_s, deadline)
+            while time.monotonic() < until:
+                with contextlib.suppress(BlockingIOError):
+                    return self._received[: self._sock.recv_into(self._received)]
         while True:
             if self._sock.fileno() < 0:
                 # The poller would look at whoever has the number now.

@@ -56,6 +56,7 @@ class DrafterClient:
         *,
         tap: Tap | None = None,
         heartbeat_s: float | None = None,
+        spin_s: float = 0.0,
     ) -> DrafterClient:
         """Connects and settles HELLO.
 
@@ -67,6 +68,8 @@ class DrafterClient:
             tap: Sees every frame, see ``capture``.
             heartbeat_s: Sends PING at this interval from a thread of its own, for clients that may be idle for
                 longer than the worker's idle deadline.
+            spin_s: Seconds for which a waiting thread looks for bytes before it sleeps: a shorter round for a busy
+                core, see ``spin``.
 
         Raises:
             PlainTransportError: a plain socket to another machine was asked for.
@@ -74,7 +77,8 @@ class DrafterClient:
         """
         where = parse_address(address)
         require_protected(where, has_tls=tls is not None)
-        client = cls(Channel.connect(where, tls, time.monotonic() + timeout_s), Mailbox(hello, tap), timeout_s)
+        channel = Channel.connect(where, tls, time.monotonic() + timeout_s, spin_s=spin_s)
+        client = cls(channel, Mailbox(hello, tap), timeout_s)
         try:
             client._write(hello)
             client._wait(lambda: client._mailbox.session.state is ConnectionState.READY, client._deadline(None))

@@ -110,6 +110,7 @@ def test_a_device_computes_in_bf16_and_synthetic_weights_are_named(tmp_path):
         (MINIMAL + "[limits]\ndepth = 3\n", r"limits\.depth.*4\.\.5"),
         (MINIMAL + "[limits]\nsupport = 16\n", r"limits\.support"),
         (MINIMAL + "[limits]\nmax_requests = 8\n", r"limits\.max_requests"),
+        (MINIMAL.replace("[metrics]", "spin_us = 100001\n[metrics]"), r"listen\.spin_us"),
         (MINIMAL + "[limits]\nwedge_after_s = 0\n", "wedge_after_s"),
         (MINIMAL.replace('path = "drafter"', 'path = "drafter"\ndevice = "tpu"'), r"model\.device"),
         (pair_of("cuda:0", "cuda:1", "cuda:2"), r"model\.devices.*two devices"),

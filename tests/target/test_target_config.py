@@ -38,7 +38,7 @@ def test_defaults_are_off_and_paths_are_relative_to_the_file(tmp_path: Path) -> 
     assert config.mode is DraftMode.OFF
     assert config.model == tmp_path / "model"
     assert config.tokenizer == tmp_path / "model" / "tokenizer.json"
-    assert (config.depth, config.draft_temperature_ppm, config.max_requests) == (5, 700_000, 4)
+    assert (config.depth, config.draft_temperature_ppm, config.max_requests, config.spin_us) == (5, 700_000, 4, 0)
     assert config.sha256 == hashlib.sha256(GOOD.encode()).hexdigest()
 
 
@@ -70,6 +70,7 @@ def test_the_tls_table_has_the_words_of_the_worker(tmp_path: Path) -> None:
         ("[drafter]", '[tls]\ncert = "c"\nkey = "k"\n[drafter]', "tls.peers", "nothing"),
         ("[drafter]", f"{TLS}peer_fingerprints = []\n[drafter]", "tls.peer_fingerprints", "[]"),
         ("[drafter]", f'{TLS}peer_fingerprints = ["a"]\nca = "x"\n[drafter]', "tls.ca", "'ca'"),
+        ('checkpoint = "drafter"', 'checkpoint = "drafter"\nspin_us = 100001', "drafter.spin_us", "100001"),
         ("[drafter]", "[limits]\nwedge_after_s = 0\n[drafter]", "limits.wedge_after_s", "0"),
     ],
 )
