@@ -111,7 +111,7 @@ def main() -> int:
             return whole_worker.main(["--config", str(folder / "probe.toml"), *rest])
         finally:
             process.terminate()
-            process.wait(timeout=60)
+            process.wait(timeout=180)
 
 
 if __name__ == "__main__":
