@@ -92,11 +92,11 @@ class Campaign:
         ]
         guards = {session.guard_sha256 for session in self.sessions}
         trees += [bodies.SourceTree(name="guard", version=__version__, tree_sha256=digest) for digest in sorted(guards)]
+        labels = {"manifest.sha256": hashlib.sha256(self.manifest.read_bytes()).hexdigest()}
+        labels |= {f"model.{model.name}.sha256": model.sha256 for model in self.compiled.plan.models}
         self.source = self.writer.write(
             Kind.SOURCE_IDENTITY,
-            bodies.SourceIdentityBody(
-                trees=tuple(trees), labels={"manifest.sha256": hashlib.sha256(self.manifest.read_bytes()).hexdigest()}
-            ),
+            bodies.SourceIdentityBody(trees=tuple(trees), labels=labels),
             started=started,
             scope="the source trees that this campaign staged and ran",
             not_claimed=("the bytes of the interpreter, of torch and of the driver",),

@@ -119,7 +119,7 @@ def _opened(
     with refusals_kept(writer, "campaign", "hosts"):
         sessions = stack.enter_context(open_sessions(compiled.site, clock))
         require_free(sessions, site, store)
-        stage_programs(sessions, has_arms=compiled.plan.arms is not None)
+        stage_programs(sessions, compiled, plan.parent, reporter, clock)
     load = compiled.plan.load
     campaign = open_campaign(
         compiled,

@@ -99,13 +99,14 @@ def plan(
 def doctor(
     site: SiteOption = Path("site.toml"),
     store: StoreOption = Path("receipts-store"),
+    plan_file: Annotated[Path | None, typer.Option("--plan", help="Look for the models of this plan too.")] = None,
     key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
     """Read-only preflight of every host, in parallel: a table and a host-facts receipt."""
     from coordinator.doctor import run_doctor
 
-    _finish(run_doctor(site, store, key=key, json=json))
+    _finish(run_doctor(site, store, plan_path=plan_file, key=key, json=json))
 
 
 @app.command()

@@ -7,16 +7,18 @@ from datetime import datetime
 from pathlib import Path
 
 from coordinator.clock import Clock, SystemClock
-from coordinator.config import read_site
+from coordinator.config import read_plan, read_site
 from coordinator.evidence import Clockings, EvidenceWriter
 from coordinator.identity import source_digests
 from coordinator.keys import signer_from
 from coordinator.render import Reporter, print_json
-from coordinator.session import HostSession, open_sessions
+from coordinator.session import HostSession, in_parallel, open_sessions
+from coordinator.staging_models import look_for_model
 from coordinator.store import Store
 from receipts import bodies
 from receipts.fields import Kind, Row
 from windows.exit_codes import ExitCode
+from windows.models import Model
 from windows.site import Site
 
 _PARITY = ("kernel", "os", "python", "systemd")
@@ -24,10 +26,17 @@ _GPU_PARITY = ("name", "driver", "vbios", "ecc", "mig", "compute_mode", "persist
 
 
 def run_doctor(
-    site_path: Path, store_path: Path, *, json: bool, key: Path | None = None, clock: Clock | None = None
+    site_path: Path,
+    store_path: Path,
+    *,
+    json: bool,
+    plan_path: Path | None = None,
+    key: Path | None = None,
+    clock: Clock | None = None,
 ) -> int:
-    """Check every host, print the table, write one host-facts receipt."""
+    """Check every host, print the table, write one host-facts receipt; with a plan, look for its models too."""
     clock = clock or SystemClock()
+    models = read_plan(plan_path)[0].models if plan_path is not None else ()
     site, _ = read_site(site_path)
     reporter = Reporter(clock.utc, quiet=json)
     writer = EvidenceWriter(
@@ -41,6 +50,9 @@ def run_doctor(
     started = writer.now()
     with open_sessions(site, clock) as sessions:
         checks = {session.name: host_checks(site, session, clock) for session in sessions}
+        found = in_parallel(sessions, lambda session: model_checks(site, session, models))
+        for session, rows in zip(sessions, found, strict=True):
+            checks[session.name] += rows
         parity = parity_rows(sessions)
         receipt = write_facts_receipt(writer, sessions, checks, parity, started)
     failed = [check for rows in checks.values() for check in rows if check.ok is not True]
@@ -55,7 +67,7 @@ def run_doctor(
                 check.expected,
                 check.found,
                 mark(check.ok),
-                HINTS.get(check.name, "") if check.ok is not True else "",
+                HINTS.get(check.name, HINTS.get(check.name.split()[0], "")) if check.ok is not True else "",
             )
             for name, rows in checks.items()
             for check in rows
@@ -78,6 +90,7 @@ HINTS = {
     "disk": "free space below the state folder",
     "linger": "loginctl enable-linger for the user: without it the dead-man dies with the session",
     "clock offset": "repair time synchronisation; receipts order events by UTC for people",
+    "model": "free space below work_dir: folders of models/ that no plan names can go",
     "shm leftovers": "remove what an ended program left in /dev/shm",
     "RemoveIPC": "set RemoveIPC=no in logind.conf, or enable linger",
 }
@@ -138,6 +151,20 @@ def host_checks(site: Site, session: HostSession, clock: Clock) -> list[bodies.C
     rows.append(
         _check("shm leftovers", "none of our user's", ", ".join(leftovers[:5]) or "none", None if leftovers else True)
     )
+    return rows
+
+
+def model_checks(site: Site, session: HostSession, models: Sequence[Model]) -> list[bodies.Check]:
+    """Which of a plan's models the host has, by digest; what is missing is no fault while there is room for it."""
+    rows, needed = [], site.disk_reserve_bytes
+    for model in models:
+        if model.role in session.spec.roles:
+            lacking = look_for_model(session.host, session.spec.python, session.spec.work_dir, model)
+            needed += lacking.size_bytes
+            there = f"{len(model.files) - len(lacking.files)} of {len(model.files)} files"
+            found = f"{there}, {lacking.size_bytes} bytes to send, {lacking.free_bytes} free"
+            is_fit = not lacking.files or lacking.free_bytes >= needed
+            rows.append(_check(f"model {model.name}", f"{model.sha256}, or room for it", found, is_fit))
     return rows
 
 

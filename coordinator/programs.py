@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from coordinator.errors import CoordinatorError, GateFailed
 from coordinator.guard_client import GuardRefusal, Json, as_coordinator_error
 from coordinator.session import HostSession
@@ -146,8 +148,7 @@ class ProgramRunner:
         (folder / _OBSERVATION_FILE).write_bytes(data)
         document = parse_observation(data, f"{session.name}:{remote}")
         samples: dict[str, tuple[Sample, Path]] = {}
-        for entry in document["samples"]:
-            sample = Sample.model_validate(entry)
+        for sample in parse_samples(document, f"{session.name}:{remote}"):
             path = folder / sample.name
             session.host.fetch(f"{remote}/{sample.name}", path, sha256=sample.sha256, size_bytes=sample.size_bytes)
             samples[sample.name] = (sample, path)
@@ -164,6 +165,7 @@ class ProgramRunner:
 def host_values(session: HostSession) -> dict[str, str | int]:
     """Placeholders that belong to a host."""
     return {
+        **session.models,
         "python": session.spec.python,
         "work_dir": session.spec.work_dir,
         "state_dir": session.spec.state_dir,
@@ -186,3 +188,24 @@ def parse_observation(data: bytes, where: str) -> Json:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
         raise GateFailed("unknown observation", where=where, expected=OBSERVATION_SCHEMA, found=str(found))
     return document
+
+
+def parse_samples(document: Json, where: str) -> tuple[Sample, ...]:
+    """The raw files that an observation announces.
+
+    Raises:
+        GateFailed: The list is missing, or an entry is not what the schema says.
+    """
+    entries = document.get("samples")
+    if not isinstance(entries, list):
+        raise GateFailed("an observation lists no samples", where=where, expected="a list", found=str(entries)[:80])
+    try:
+        return tuple(Sample.model_validate(entry) for entry in entries)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise GateFailed(
+            "an observation announces a raw file that does not fit its schema",
+            where=f"{where}: samples.{field}",
+            found=first["msg"],
+        ) from error

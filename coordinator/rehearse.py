@@ -67,7 +67,7 @@ def run_rehearsal(root: Path, *, quick: bool, json: bool, state_dir: Path | None
             require_free(sessions, files.site, files.store)
             # Only now: a refused rehearsal must not take the name from the run whose receipts a person wants to read.
             point_latest(root / "latest", files.site.parent)
-            stage_programs(sessions, has_arms=True)
+            stage_programs(sessions, compile_files(files.site, files.plan), files.plan.parent, reporter, clock)
             with production(sessions, reporter):
                 result = _campaign(files, sessions, reporter, interrupt, clock)
     if json:

@@ -18,7 +18,10 @@ from coordinator.errors import CoordinatorError
 from coordinator.guard_client import GuardClient, GuardRefusal, Json, as_coordinator_error
 from coordinator.host import Host
 from coordinator.local import LocalHost
+from coordinator.render import Reporter
 from coordinator.staging import Staged, require_interpreter, stage_guard, stage_package
+from coordinator.staging_models import stage_model
+from windows.compiled import CompiledPlan
 from windows.site import Host as HostSpec
 from windows.site import Site
 
@@ -35,6 +38,7 @@ class HostSession:
         guard: Client of its guard; carries the claim while we hold it.
         guard_sha256: Digest of the guard's zipapp.
         package: Where ``remote_dspark`` is staged; empty path until `stage_programs`.
+        models: Placeholder of a model to its folder on this host, for the models of the plan that belong here.
         facts: What the guard reported at the start.
     """
 
@@ -43,6 +47,7 @@ class HostSession:
     guard: GuardClient
     guard_sha256: str
     package: Staged = field(default_factory=lambda: Staged("", ""))
+    models: dict[str, str] = field(default_factory=dict)
     facts: Json = field(default_factory=dict)
 
     @property
@@ -140,17 +145,37 @@ def open_reachable(site: Site, clock: Clock) -> Iterator[tuple[list[HostSession]
             session.host.close()
 
 
-def stage_programs(sessions: Sequence[HostSession], *, has_arms: bool) -> None:
-    """Stage ``remote_dspark`` by digest on all hosts, before any lease; with arms, prove that it can run there.
+def stage_programs(
+    sessions: Sequence[HostSession], compiled: CompiledPlan, plan_folder: Path, reporter: Reporter, clock: Clock
+) -> None:
+    """Stage ``remote_dspark`` and the plan's models by digest on all hosts, before any lease.
+
+    With programs in the plan, prove first that the host's interpreter runs them.
 
     Raises:
-        AdmissionRefused: A host's interpreter cannot run what the plan's arms start.
+        AdmissionRefused: A host's interpreter cannot run what the plan starts, or a model cannot be staged.
+        HostUnreachable: A model does not get through.
     """
+    plan = compiled.plan
+    runs_programs = plan.arms is not None or bool(plan.measurements)
 
     def one(session: HostSession) -> None:
-        session.package = stage_package(session.host, session.spec.python, session.spec.work_dir)
-        if has_arms:
-            require_interpreter(session.host, session.spec.python, session.package.path)
+        spec = session.spec
+        session.package = stage_package(session.host, spec.python, spec.work_dir)
+        if runs_programs:
+            require_interpreter(session.host, spec.python, session.package.path)
+        for model in plan.models:
+            if model.role in spec.roles:
+                session.models[model.placeholder] = stage_model(
+                    session.host,
+                    spec.python,
+                    spec.work_dir,
+                    model,
+                    plan_folder=plan_folder,
+                    reserve_bytes=compiled.site.disk_reserve_bytes,
+                    clock=clock,
+                    say=lambda text: reporter.step(text, host=spec.name),
+                )
 
     in_parallel(sessions, one)
 

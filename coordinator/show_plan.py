@@ -43,6 +43,9 @@ def show_plan(site_path: Path, plan_path: Path, *, json: bool) -> int:
         for b in compiled.budgets
     ]
     reporter.table("budget", ("hold", "steps", "restore reserve", "total", "bound"), budget)
+    if compiled.plan.models:
+        models = [(m.name, m.role.value, str(len(m.files)), f"{m.size_bytes}", m.sha256) for m in compiled.plan.models]
+        reporter.table("models staged before the hold", ("name", "role", "files", "bytes", "sha256"), models)
     needed = [(e.kind, ", ".join(e.classes), str(e.max_age_s or "any")) for e in compiled.plan.required_evidence]
     reporter.table("evidence needed before any host is contacted", ("kind", "classes", "max age s"), needed)
     return int(ExitCode.DONE)

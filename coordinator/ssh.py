@@ -32,6 +32,7 @@ _PROBE_EVERY_NS = 2_500_000_000
 _LATE_OUTPUT_NS = 500_000_000
 _POLL_S = 0.01
 _CHUNK = 32768
+_FETCH_ATTEMPTS = 3
 _RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 """What a pinned ssh-rsa key may sign with: the signature of its own name is SHA-1."""
 
@@ -92,8 +93,12 @@ class SshHost:
             lost = Outcome.LINK_LOST
             return CommandResult(lost, None, b"", why.encode(), False, self._clock.monotonic_ns() - start)
         exchange = _Exchange(channel, deadline_ns=deadline, cap=cap_bytes, clock=self._clock, probe=self._probe)
-        with contextlib.closing(channel):
+        try:
             outcome, code = exchange.run(argv, stdin)
+        finally:
+            # Closing says goodbye, which a link that has just died does not take; the outcome is known by then.
+            with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+                channel.close()
         elapsed = self._clock.monotonic_ns() - start
         return CommandResult(outcome, code, bytes(exchange.out), bytes(exchange.err), exchange.truncated, elapsed)
 
@@ -120,8 +125,16 @@ class SshHost:
         return digest
 
     def fetch(self, path: str, destination: Path, *, sha256: str, size_bytes: int) -> None:
-        """Copy a file here, bounded by its announced size; the destination is complete or absent."""
-        result = self.run(["/bin/cat", "--", path], timeout_s=30 + size_bytes / 1e6, cap_bytes=size_bytes + 1)
+        """Copy a file here, bounded by its announced size; the destination is complete or absent.
+
+        A link that is lost on the way costs another attempt, not a hold: reading twice does no harm.
+        """
+        argv = ["/bin/cat", "--", path]
+        for attempt in range(_FETCH_ATTEMPTS):
+            result = self.run(argv, timeout_s=30 + size_bytes / 1e6, cap_bytes=size_bytes + 1)
+            if result.outcome is not Outcome.LINK_LOST:
+                break
+            self._clock.sleep(0.25 * 2**attempt)
         found = hashlib.sha256(result.stdout).hexdigest()
         if result.outcome is not Outcome.EXITED or found != sha256 or len(result.stdout) != size_bytes:
             raise CoordinatorError(

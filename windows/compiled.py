@@ -131,6 +131,7 @@ def _require_hosts(site: Site, plan: WindowPlan) -> None:
     if plan.load is not None:
         used.append(("load.program.role", plan.load.program.role))
     used += [(f"measurements[{i}].role", program.role) for i, program in enumerate(plan.measurements)]
+    used += [(f"models[{i}].role", model.role) for i, model in enumerate(plan.models)]
     for where, role in used:
         if role not in roles:
             raise PlanError(f"{where}: found {role.value!r}, expected a role that a host of site {site.name!r} has")

@@ -18,6 +18,7 @@ from windows.commands import ArmService, Bound, Measurement, Program
 from windows.design import require_consecutive, require_design
 from windows.document import Name, Sha256, Strict, Text, parse_document, shaped
 from windows.errors import FieldsError
+from windows.models import Model, RelativePath
 from windows.template import KNOWN_PLACEHOLDERS, require_known
 
 PLAN_SCHEMA: Final = "coordinator/plan/v1"
@@ -155,12 +156,7 @@ class Load(Strict):
         program: Runs the load against the arm's services and writes the arm's observation.
     """
 
-    manifest: Annotated[
-        str,
-        shaped(
-            r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*", "a relative path below the plan file", 255
-        ),
-    ]
+    manifest: RelativePath
     manifest_sha256: Sha256
     concurrency: Annotated[int, Field(ge=1, le=64)]
     requests: Annotated[int, Field(ge=1, le=1_000_000)]
@@ -231,6 +227,7 @@ class WindowPlan(Strict):
         provisional_s: Lease length until every host has confirmed (DECISIONS 33).
         holds: Hold number (as text, TOML keys are) to the order of its arms.
         services: What every arm boots; the same for A and B.
+        models: What its programs read, staged by digest before the hold.
         step_bounds_s: Step kind to its bound, for every kind the plan uses.
     """
 
@@ -248,6 +245,7 @@ class WindowPlan(Strict):
     load: Load | None = None
     comparison: ComparisonPlan | None = None
     measurements: tuple[Measurement, ...] = ()
+    models: tuple[Model, ...] = ()
     step_bounds_s: dict[StepKind, Bound]
     required_evidence: tuple[RequiredEvidence, ...] = ()
 
@@ -310,7 +308,7 @@ class WindowPlan(Strict):
         if len(set(names)) != len(names):
             raise FieldsError(("measurements",), f"distinct names, found {', '.join(names)}")
         for measurement in self.measurements:
-            require_known(measurement.texts())
+            require_known(measurement.texts(), self.model_placeholders())
             if measurement.timeout_s > self.step_bounds_s[StepKind.MEASURE]:
                 fields = (f"measurements.{measurement.name}.timeout_s", "step_bounds_s.measure")
                 raise FieldsError(fields, "a timeout_s of at most the bound of 'measure'")
@@ -322,16 +320,32 @@ class WindowPlan(Strict):
             names = [service.name for service in self.services]
             if len(set(names)) != len(names):
                 raise FieldsError(("services",), f"distinct names, found {', '.join(names)}")
+            models = self.model_placeholders()
             for service in self.services:
-                require_known(service.texts(), self.arms.A.settings)
-            require_known(self.load.program.texts(), self.arms.A.settings)
-            require_known(self.pair_qualify.texts())
+                require_known(service.texts(), {*self.arms.A.settings, *models})
+            require_known(self.load.program.texts(), {*self.arms.A.settings, *models})
+            require_known(self.pair_qualify.texts(), models)
+        return self
+
+    @model_validator(mode="after")
+    def _models_fit(self) -> Self:
+        names = self.model_placeholders()
+        if len(set(names)) != len(names):
+            raise FieldsError(("models",), f"distinct names, found {', '.join(model.name for model in self.models)}")
+        if self.models and self.purpose is Purpose.FIRST_HOLD:
+            raise FieldsError(("purpose", "models"), "no 'models' in a first-hold plan: it runs no program")
+        if self.arms is not None and (taken := set(names) & set(self.arms.A.settings)):
+            raise FieldsError(("models", "arms"), f"other names for settings than a model's: {', '.join(taken)}")
         return self
 
     def step_kinds(self) -> tuple[StepKind, ...]:
         """Kinds of step this plan uses that need a bound, in order."""
         arm = (StepKind.PAIR_QUALIFY, *ARM_STEPS) if any(self.holds.values()) else ()
         return (*OPENING_STEPS, *arm, *((StepKind.MEASURE,) if self.measurements else ()))
+
+    def model_placeholders(self) -> tuple[str, ...]:
+        """Placeholders that stand for the folders of its models."""
+        return tuple(model.placeholder for model in self.models)
 
     def hold_numbers(self) -> tuple[int, ...]:
         """Numbers of the holds, from 1."""

@@ -1,7 +1,8 @@
 """Placeholders in commands of a window plan: ``{mode}``, ``{output_dir}`` and the like.
 
-Rules: only the placeholders named here, and the settings an arm declares, exist; an unknown one is refused when the
-plan is parsed; filling never touches anything else, so JSON in an argument stays as written; there is no shell.
+Rules: only the placeholders named here, ``{model_NAME}`` and the settings an arm declares exist; an unknown one is
+refused when the plan is parsed; filling never touches anything else, so JSON in an argument stays as written; there is
+no shell.
 """
 
 from __future__ import annotations
