@@ -57,6 +57,9 @@ PROGRAMS: dict[str, tuple[str, list[str]]] = {
         [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold", "--quick", "--stress-seconds", "5"],
     ),
     "worker": ("solo", [SOLO, "--require-hold", "--identity", "12000"]),
+    "worker-off": ("solo", [SOLO, "--require-hold", "--mode", "greedy-v1"]),
+    "worker-v129280": ("solo", [SOLO, "--require-hold", "--synthetic", "v129280"]),
+    "worker-v129280-off": ("solo", [SOLO, "--require-hold", "--synthetic", "v129280", "--mode", "greedy-v1"]),
     "pair": ("pair", ["-m", "remote_dspark.qualify.pair", "--physical", "--require-hold"]),
     "pair-worker": (
         "pair",

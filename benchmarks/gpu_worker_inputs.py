@@ -20,12 +20,12 @@ MAX_POSITIONS = 4096
 CACHE_BYTES = 1 << 30
 
 PLAIN = MatmulTiling(overlap=False)
-DEEP = MatmulTiling(block_k=128, num_stages=3)
+FINE = MatmulTiling(block_k=64, num_stages=5)
 
 TILINGS = {
     "default": BackboneTiling(),
     "plain": BackboneTiling(PLAIN, PLAIN, chain_overlap=False),
-    "deep": BackboneTiling(DEEP, DEEP),
+    "fine": BackboneTiling(FINE, FINE),
 }
 """Candidates; the first is what the worker uses."""
 
@@ -101,8 +101,8 @@ def warm_heads(part: str, model: DSparkDrafter, tiling: BackboneTiling) -> None:
     markov = DeviceMarkovRows(head.markov_w1.weight, head.markov_w2.weight, 1 << 20)
     markov.fill(0)
     tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
-    settings = head_settings(vocab_size, SUPPORT_K, Q_FLOOR_FIRST, overlap=overlap)
     for batch in (4,) if part.endswith("4") else (1, 2):
+        settings = head_settings(vocab_size, batch, SUPPORT_K, Q_FLOOR_FIRST, overlap=overlap)
         control = torch.zeros(batch, 16, dtype=torch.int32, device="cuda")
         previous = torch.zeros(batch, dtype=torch.int32, device="cuda")
         logits = torch.zeros(batch, -(-vocab_size // 64) * 64, dtype=torch.bfloat16, device="cuda")

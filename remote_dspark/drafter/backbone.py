@@ -18,7 +18,7 @@ from torch import Tensor
 
 from remote_dspark.drafter.model import DSparkDrafter
 from remote_dspark.drafter.packed import MAX_BLOCK_ROWS, PackedLayer, pack_model
-from remote_dspark.kernels.backbone_attention import AttentionScratch, block_attention, query_rows
+from remote_dspark.kernels.backbone_attention import AttentionScratch, block_attention
 from remote_dspark.kernels.backbone_matmul import GATED, LOGITS, PARTIAL, MatmulTiling, skinny_matmul, split_of
 from remote_dspark.kernels.backbone_rows import embed_norm, residual_norm, write_context
 
@@ -34,11 +34,13 @@ class BackboneTiling:
         layers: Every product but the head.
         head: Base logits.
         chain_overlap: Programmatic dependent launch between bias rows and selectors.
+        chain_flip: Every other position reads W2 from its end.
     """
 
     layers: MatmulTiling = field(default_factory=MatmulTiling)
     head: MatmulTiling = field(default_factory=MatmulTiling)
     chain_overlap: bool = True
+    chain_flip: bool = True
 
 
 class Backbone:
@@ -65,8 +67,10 @@ class Backbone:
         shape = (config.num_layers, num_seats, config.num_kv_heads, max_positions, config.head_dim)
         self.keys = torch.zeros(shape, dtype=torch.bfloat16, device=device)
         self.values = torch.zeros(shape, dtype=torch.bfloat16, device=device)
-        queries = query_rows(config.num_heads // config.num_kv_heads, MAX_BLOCK_ROWS)
-        self._scratch = AttentionScratch(num_seats, config.num_kv_heads, queries, config.head_dim, device)
+        groups = config.num_heads // config.num_kv_heads
+        self._scratch = AttentionScratch(
+            num_seats, config.num_kv_heads, groups, MAX_BLOCK_ROWS, config.head_dim, device
+        )
         self._buffers: dict[tuple[str, int, int], Tensor] = {}
 
     def write_context(self, states: Tensor, header: Tensor) -> None:
@@ -120,6 +124,7 @@ class Backbone:
             mask_id=config.mask_token_id,
             eps=config.rms_norm_eps,
             pad=MAX_BLOCK_ROWS,
+            overlap=self._tiling.layers.overlap,
         )
         following = [layer.input_norm for layer in layers[1:]] + [self.model.norm.weight]
         for number, (layer, next_norm) in enumerate(zip(layers, following, strict=True)):

@@ -37,6 +37,9 @@ from remote_dspark.kernels.backbone_markov import write_bias_rows
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, Tiling, launch_position
 
 HEAD_TILE: Final = 2048
+WIDE_HEAD_TILE: Final = 4096
+"""For more requests than one: otherwise their programs would share multiprocessors."""
+
 STATE_ROWS: Final = (MIN_ROWS, 32)
 """Rows of one captured context write; a larger chunk is written in pieces."""
 
@@ -49,10 +52,13 @@ def captured_depths(max_depth: int) -> list[int]:
     return sorted({depth for depth in PRODUCTION_DEPTHS if depth < max_depth} | {max_depth})
 
 
-def head_settings(vocab_size: int, support: int, semantics: str, *, overlap: bool) -> HeadSettings:
-    """Fixed choices of the sampled head."""
-    tile = min(HEAD_TILE, triton.next_power_of_2(max(vocab_size, support)))
-    return HeadSettings(Tiling(vocab_size, tile, 1, 4), support, semantics, overlap=overlap)
+def head_settings(vocab_size: int, num_rows: int, support: int, semantics: str, *, overlap: bool) -> HeadSettings:
+    """Fixed choices of the sampled head; they move time and no result."""
+    largest = HEAD_TILE if num_rows == 1 else WIDE_HEAD_TILE
+    tile = min(largest, triton.next_power_of_2(max(vocab_size, support)))
+    return HeadSettings(
+        Tiling(vocab_size, tile, 1, 8 if tile == WIDE_HEAD_TILE else 4), support, semantics, overlap=overlap
+    )
 
 
 class BlockSequence:
@@ -83,33 +89,49 @@ class BlockSequence:
         self.logits = logits
         self.staging = BlockStaging(launcher, num_rows, depth, support)
         self._vocab_size = backbone.model.config.vocab_size
-        self._marks = [launcher.mark() for _ in range(4)]
-        staging = self.staging
-
-        def front() -> None:
-            staging.copy_in()
-            backbone.write_logits(staging.anchors, staging.seats, staging.lengths, logits)
-
-        self._front = launcher.capture(front)
+        # inside the captured step: before it, after the base logits, after the heads, after the copy out
+        self._marks = [launcher.mark(captured=True) for _ in range(4)]
+        self._done = launcher.mark()
+        self._backbone = backbone
         head = backbone.model.markov_head
         self._tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
         self._bias = torch.zeros_like(logits[0])
         self._tiling = tiling
-        self._greedy = launcher.capture(self._chain(self._greedy_selector()))
-        self._sampled = None if settings is None else launcher.capture(self._chain(self._sampled_selector(settings)))
+        self._greedy = launcher.capture(self._step(self._greedy_selector(), sampled=False))
+        self._sampled = None
+        if settings is not None:
+            self._sampled = launcher.capture(self._step(self._sampled_selector(settings), sampled=True))
 
-    def _chain(self, select: Callable[[int], None]) -> Callable[[], None]:
-        """Bias rows and a selector for every position; the previous token is the anchor, then the last selection."""
-        previous, tiling = [self.staging.anchors, *self.staging.token], self._tiling
+    def _front(self) -> None:
+        """Inputs to base logits."""
+        self.staging.copy_in()
+        staging = self.staging
+        self._backbone.write_logits(staging.anchors, staging.seats, staging.lengths, self.logits)
 
-        def chain() -> None:
-            for step in range(self.depth):
-                # the first launch reads what the host's copy brought, so it waits for everything before it
-                overlap = tiling.chain_overlap and step > 0
-                write_bias_rows(previous[step], *self._tables, self._bias, overlap=overlap)
-                select(step)
+    def _step(self, select: Callable[[int], None], *, sampled: bool) -> Callable[[], None]:
+        """Everything of a step; the previous token of a position is the anchor, then the last selection."""
+        marks, staging, tiling = self._marks, self.staging, self._tiling
+        previous = [staging.anchors, *staging.token]
 
-        return chain
+        def step() -> None:
+            marks[0].record()
+            self._front()
+            marks[1].record()
+            for position in range(self.depth):
+                write_bias_rows(
+                    previous[position],
+                    *self._tables,
+                    self._bias,
+                    # a mark lies before the first launch, so that one waits for everything
+                    overlap=tiling.chain_overlap and position > 0,
+                    flip=tiling.chain_flip and position % 2 == 1,
+                )
+                select(position)
+            marks[2].record()
+            staging.copy_out(sampled=sampled)
+            marks[3].record()
+
+        return step
 
     def _greedy_selector(self) -> Callable[[int], None]:
         staging = self.staging
@@ -133,27 +155,23 @@ class BlockSequence:
         return select
 
     def write_logits(self, blocks: Sequence[Block]) -> None:
-        """Launch everything before the heads."""
+        """Launch everything before the heads, uncaptured."""
         self.staging.fill(blocks)
-        self._marks[0].record()
         self._front()
-        self._marks[1].record()
 
     def run(self, blocks: Sequence[Block]) -> tuple[DraftedRows, StepTimings]:
         """One whole step; errors as of `BlockStaging.collect`."""
         num_sampled = sum(block.tau != 0 for block in blocks)
-        heads = self._sampled if num_sampled else self._greedy
-        if heads is None:
+        step = self._sampled if num_sampled else self._greedy
+        if step is None:
             raise LookupError("expected greedy requests on a device that captured no sampled sequence")
         clock = time.perf_counter_ns
         start_ns, marks = clock(), self._marks
-        self.write_logits(blocks)
-        heads()
-        marks[2].record()
-        self.staging.copy_out(sampled=num_sampled > 0)
-        marks[3].record()
+        self.staging.fill(blocks)
+        step()
+        self._done.record()
         submitted_ns = clock()
-        marks[3].wait()
+        self._done.wait()
         done_ns = clock()
         rows = self.staging.collect(blocks, self._vocab_size, sampled=num_sampled > 0)
         timings = StepTimings(
@@ -249,15 +267,15 @@ class DeviceCompute:
         self._contexts: dict[int, SeatContext] = {}
         self._state_ns = 0
         self.timings: StepTimings | None = None
-        settings = None
-        if sampled:
-            # the interpreter knows no dependent launches
-            overlap = tiling.chain_overlap and self._launcher.is_cuda
-            settings = head_settings(config.vocab_size, support, semantics, overlap=overlap)
+        # the interpreter knows no dependent launches
+        overlap = tiling.chain_overlap and self._launcher.is_cuda
         width = -(-config.vocab_size // 64) * 64
         self._sequences: dict[int, list[BlockSequence]] = {}
         for num_rows in range(1, num_seats + 1):
             logits = torch.zeros((max_depth, num_rows, width), dtype=torch.bfloat16, device=weight.device)
+            settings = None
+            if sampled:
+                settings = head_settings(config.vocab_size, num_rows, support, semantics, overlap=overlap)
             self._sequences[num_rows] = [
                 BlockSequence(self.backbone, self.markov, self._launcher, logits[:depth], settings, support, tiling)
                 for depth in captured_depths(max_depth)

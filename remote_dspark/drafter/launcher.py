@@ -45,9 +45,9 @@ class Launcher:
         """Zeroed uint8 host memory that the device can copy from and to by itself."""
         return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=self.is_cuda)
 
-    def mark(self) -> Mark:
-        """A point that later launches come behind."""
-        return Mark(self.is_cuda)
+    def mark(self, *, captured: bool = False) -> Mark:
+        """A point that later launches come behind; a captured one has a time, and is not to be waited for."""
+        return Mark(self.is_cuda, captured=captured)
 
 
 class _Replay:
@@ -64,10 +64,10 @@ class _Replay:
 class Mark:
     """A reusable point on the stream, with a time."""
 
-    def __init__(self, is_cuda: bool) -> None:
+    def __init__(self, is_cuda: bool, *, captured: bool = False) -> None:
         event: torch.cuda.Event | None = None
         if is_cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event = torch.cuda.Event(enable_timing=True, external=captured)  # type: ignore[no-untyped-call]
         self._event = event
         self._host_ns = 0
 

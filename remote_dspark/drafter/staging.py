@@ -11,7 +11,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from struct import Struct
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -21,16 +22,18 @@ from torch import Tensor
 from remote_dspark.drafter.errors import DeviceFaultError, RowError
 from remote_dspark.drafter.heads import DraftedRows, drafted_rows, greedy_rows
 from remote_dspark.drafter.launcher import Launcher
-from remote_dspark.kernels.rows import CONTROL_WORDS, Control
+from remote_dspark.kernels.rows import CONTROL_WORDS
 
 ROW_GROUP = 4
 """Rows are padded to this many, so that every position of every field starts at a multiple of 16 bytes: kernels are
 compiled for aligned addresses, and another alignment would be another compilation."""
 
 
-def _signed(word: int) -> int:
-    """The int32 with the bit pattern of a number's low 32 bits."""
-    return ((word + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+_CONTROL: Final = Struct("<4IifI4I")
+"""Key, round, position, temperature, greedy, generation, epoch: the first words of `kernels.rows.Control`."""
+
+_STAMP: Final = Struct("<3Q")
+_WORD: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
@@ -57,18 +60,26 @@ class Block:
     generation: int
     epoch: int
 
-    def control_words(self) -> list[int]:
-        """The control block's words by bit pattern (`kernels.rows.Control`)."""
-        words = [0] * CONTROL_WORDS
-        words[Control.KEY0], words[Control.KEY1] = (_signed(word) for word in self.key)
-        words[Control.ROUND_LOW] = _signed(self.round)
-        words[Control.POSITION] = _signed(self.position + 1)
-        words[Control.TAU_BITS] = int(np.float32(self.tau).view(np.int32))
-        words[Control.GREEDY] = int(self.tau == 0)
-        words[Control.GENERATION_LOW] = _signed(self.generation)
-        words[Control.GENERATION_HIGH] = _signed(self.generation >> 32)
-        words[Control.EPOCH_LOW], words[Control.EPOCH_HIGH] = _signed(self.epoch), _signed(self.epoch >> 32)
-        return words
+    def pack_control(self, buffer: memoryview, offset: int) -> None:
+        """Write the words of a control block (`kernels.rows.Control`) that a draft reads."""
+        _CONTROL.pack_into(
+            buffer,
+            offset,
+            *self.key,
+            self.round,
+            0,
+            self.position + 1,
+            self.tau,
+            self.tau == 0,
+            self.generation & _WORD,
+            self.generation >> 32,
+            self.epoch & _WORD,
+            self.epoch >> 32,
+        )
+
+    def stamp(self) -> bytes:
+        """What every row of this request's answer must carry."""
+        return _STAMP.pack(self.generation, self.round, self.epoch)
 
 
 class BlockStaging:
@@ -99,6 +110,8 @@ class BlockStaging:
         padded = -(-num_rows // ROW_GROUP) * ROW_GROUP
         inputs = {"control": (padded, CONTROL_WORDS), "anchors": (padded,), "seats": (padded,), "lengths": (padded,)}
         self._in = _Fields(launcher, {name: (torch.int32, shape) for name, shape in inputs.items()})
+        self._words = memoryview(self._in.host_bytes.numpy().data)
+        self._line = Struct(f"<{num_rows}i")
         self.control, self.anchors, self.seats, self.lengths = (self._in.device[name][:num_rows] for name in inputs)
         self._out = _Fields(
             launcher,
@@ -119,11 +132,12 @@ class BlockStaging:
 
     def fill(self, blocks: Sequence[Block]) -> None:
         """Write the inputs of a step on the host."""
-        host = self._in.host
-        host["control"][: self.num_rows] = [block.control_words() for block in blocks]
-        host["anchors"][: self.num_rows] = [block.anchor for block in blocks]
-        host["seats"][: self.num_rows] = [block.seat for block in blocks]
-        host["lengths"][: self.num_rows] = [block.position for block in blocks]
+        words, line = self._words, self._line.pack_into
+        for number, block in enumerate(blocks):
+            block.pack_control(words, number * CONTROL_WORDS * 4)
+        line(words, self._in.start_of("anchors"), *[block.anchor for block in blocks])
+        line(words, self._in.start_of("seats"), *[block.seat for block in blocks])
+        line(words, self._in.start_of("lengths"), *[block.position for block in blocks])
 
     def copy_in(self) -> None:
         """Launch the copy of the inputs."""
@@ -150,21 +164,21 @@ class BlockStaging:
             DeviceFaultError: A stamp or token of another step, or none.
             RowError: A row has no distribution; the whole reply is discarded.
         """
-        expected = np.array([[block.generation, block.round, block.epoch] for block in blocks], dtype=np.uint64).view(
-            np.int64
-        )
-        stamps, tokens, errors = (self._out.host[name] for name in ("stamp", "token", "error"))
-        stamps, tokens, errors = stamps[:, : self.num_rows], tokens[:, : self.num_rows], errors[: self.num_rows]
-        if not (stamps == expected).all():
-            raise DeviceFaultError(
-                f"expected rows of (generation, round, epoch) {expected.tolist()}, found {stamps.tolist()}; restart"
-            )
-        if errors.any():
-            raise RowError(f"row error flags by request: {errors.tolist()}; the whole reply is discarded")
-        if ((tokens < 0) | (tokens >= vocab_size)).any():
-            raise DeviceFaultError(f"expected tokens in [0, {vocab_size}), found {tokens.tolist()}; restart")
-        tokens = np.ascontiguousarray(tokens.T)
-        ids, q = (self._out.host[name][:, : self.num_rows].swapaxes(0, 1) for name in ("ids", "q"))
+        host, count = self._out.host, self.num_rows
+        stamps = host["stamp"][:, :count]
+        # few and small: comparing bytes and Python integers costs less than calls on arrays
+        if stamps.tobytes() != b"".join([block.stamp() for block in blocks]) * self.depth:
+            expected = [[block.generation, block.round, block.epoch] for block in blocks]
+            found = stamps.view(np.uint64).tolist()
+            raise DeviceFaultError(f"expected rows of (generation, round, epoch) {expected}, found {found}; restart")
+        errors = host["error"][:count].tolist()
+        if any(errors):
+            raise RowError(f"row error flags by request: {errors}; the whole reply is discarded")
+        tokens = np.ascontiguousarray(host["token"][:, :count].T)
+        flat = tokens.ravel().tolist()
+        if min(flat) < 0 or max(flat) >= vocab_size:
+            raise DeviceFaultError(f"expected tokens in [0, {vocab_size}), found {tokens.T.tolist()}; restart")
+        ids, q = host["ids"][:, :count].swapaxes(0, 1), host["q"][:, :count].swapaxes(0, 1)
         return drafted_rows(tokens, ids, q) if sampled else greedy_rows(tokens, ids.shape[-1])
 
 
@@ -181,15 +195,20 @@ class _Fields:
     def __init__(self, launcher: Launcher, fields: dict[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
         sizes = {name: dtype.itemsize * math.prod(shape) for name, (dtype, shape) in fields.items()}
         self._ends = dict(zip(sizes, itertools.accumulate(sizes.values()), strict=True))
+        self._starts = {name: end - sizes[name] for name, end in self._ends.items()}
         size = sum(sizes.values())
         self.host_bytes = launcher.pinned(size)
         self.device_bytes = torch.zeros(size, dtype=torch.uint8, device=launcher.device)
         self.host: dict[str, NDArray[Any]] = {}
         self.device: dict[str, Tensor] = {}
         for name, (dtype, shape) in fields.items():
-            part = slice(self._ends[name] - sizes[name], self._ends[name])
+            part = slice(self._starts[name], self._ends[name])
             self.host[name] = self.host_bytes[part].view(dtype).view(shape).numpy()
             self.device[name] = self.device_bytes[part].view(dtype).view(shape)
+
+    def start_of(self, name: str) -> int:
+        """Bytes before a field."""
+        return self._starts[name]
 
     def end_of(self, name: str) -> int:
         """Bytes up to the end of a field."""

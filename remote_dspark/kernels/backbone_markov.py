@@ -29,7 +29,7 @@ def _of_row(values, row, R: tl.constexpr):
     return found
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "flip"])
 def bias_rows_kernel(
     w2_ptr,
     w1_ptr,
@@ -43,6 +43,7 @@ def bias_rows_kernel(
     num_tokens,
     vocab_size,
     num_parts,
+    flip,
     R: tl.constexpr,
     RANK: tl.constexpr,
     COPY: tl.constexpr,
@@ -71,10 +72,12 @@ def bias_rows_kernel(
         for begin in range(program * COPY, vocab_size, tl.num_programs(0) * COPY):
             columns = begin + tl.arange(0, COPY)
             real = columns < vocab_size
+            found = ()
             for row in tl.static_range(R):
-                if row < num_rows:
-                    source = cache_ptr + slots[row].to(tl.int64) * cache_stride
-                    tl.store(out_ptr + row * out_stride + columns, tl.load(source + columns, mask=real), mask=real)
+                source = cache_ptr + slots[row].to(tl.int64) * cache_stride
+                found += (tl.load(source + columns, mask=real & (row < num_rows), other=0),)
+            for row in tl.static_range(R):
+                tl.store(out_ptr + row * out_stride + columns, found[row], mask=real & (row < num_rows))
     else:
         w2_words = w2_ptr.to(tl.pointer_type(tl.int64))
         w1 = load_rows(w1_ptr.to(tl.pointer_type(tl.int64)), tokens, R, RANK)
@@ -82,7 +85,9 @@ def bias_rows_kernel(
         row = element % R
         wide = _of_row(slots, row, R)
         source = cache_ptr + tl.maximum(wide, 0).to(tl.int64) * cache_stride
-        for part in tl.range(program, num_parts, tl.num_programs(0), num_stages=STAGES):
+        for turn in tl.range(program, num_parts, tl.num_programs(0), num_stages=STAGES):
+            # every other position goes backwards: what was read last is still in L2
+            part = tl.where(flip != 0, num_parts - 1 - turn, turn)
             columns = tl.minimum(part * BLOCK + tl.arange(0, BLOCK), vocab_size - 1)
             line = w2_words + columns.to(tl.int64)[:, None] * (RANK // 4) + tl.arange(0, 8)[None, :]
             # by column, then row; gathered so that not every thread of a sum keeps a copy
@@ -103,6 +108,7 @@ def write_bias_rows(
     out: torch.Tensor,
     *,
     overlap: bool = False,
+    flip: bool = False,
 ) -> None:
     """Launches the bias rows of one position on the current stream.
 
@@ -114,6 +120,7 @@ def write_bias_rows(
         cache: bf16 [C, >= S], at least one row.
         out: bf16 [B, >= S], written in its first S columns.
         overlap: Programmatic dependent launch: starts while the kernel before it ends.
+        flip: Read W2 from its end: what the position before this one read last is still in L2.
     """
     num_rows, (vocab_size, rank) = previous.shape[0], w2.shape
     overlap = overlap and previous.is_cuda
@@ -121,6 +128,7 @@ def write_bias_rows(
     padded = triton.next_power_of_2(num_rows)
     # programs of four rows fill the registers of a multiprocessor each
     per_processor = {1: 4, 2: 2, 4: 1}[padded]
+    num_warps = 8 if padded > 2 else 4
     bias_rows_kernel[(min(num_parts, MULTIPROCESSORS * per_processor),)](
         w2.view(torch.int16),
         w1.view(torch.int16),
@@ -134,11 +142,12 @@ def write_bias_rows(
         w1.shape[0],
         vocab_size,
         num_parts,
+        int(flip),
         R=padded,
         RANK=rank,
-        COPY=1024,
+        COPY=8 * 32 * num_warps,
         STAGES=6 if padded > 2 else 4,
         OVERLAP=overlap,
-        num_warps=8 if padded > 2 else 4,
+        num_warps=num_warps,
         **({"launch_pdl": True} if overlap else {}),
     )

@@ -25,14 +25,30 @@ from remote_dspark.kernels.rounding import round_to_bf16
 PARTIAL = 0
 LOGITS = 1
 GATED = 2
-PROGRAMS = 396
-"""Programs that are resident at once on 132 multiprocessors: a product is split into at most this many."""
+PROGRAMS = 264
+"""Two for each of 132 multiprocessors: more shares would cost their readers more than they gain."""
+
+LINE = 128
+"""Bytes of a cache line."""
 
 
 @triton.jit
 def bf16_bits(values):
     """int16 patterns of float32 values rounded to BF16; NaN stays a NaN or an infinity, never a number."""
     return (round_to_bf16(values).to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+
+
+@triton.jit
+def ask_for(addresses):
+    """Asks for the cache line of each pointer in L2; a hint without a result. CUDA only, one pointer per thread."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.u32 $0, 0; }",
+        "=r,l",
+        [addresses.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_positions"])
@@ -55,6 +71,8 @@ def skinny_matmul_kernel(
     WIDE: tl.constexpr,
     OVERLAP: tl.constexpr,
     STAGES: tl.constexpr,
+    OWN: tl.constexpr,
+    THREADS: tl.constexpr,
 ):
     """``x [ROWS, inner] . w [columns, inner]^T``; grid (column tiles, shares). See `skinny_matmul`."""
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -63,6 +81,12 @@ def skinny_matmul_kernel(
     inner = tl.arange(0, BLOCK_K)
     w_at = w_ptr + columns.to(tl.int64)[:, None] * inner_size + (start + inner)[None, :]
     x_at = x_ptr + rows[None, :] * inner_size + (start + inner)[:, None]
+    if OWN > 0:
+        # weights depend on nothing: their first part is on its way while the kernel before this one ends
+        for group in tl.static_range(OWN * BLOCK_N // THREADS):
+            mine = group * THREADS + tl.arange(0, THREADS)
+            at = tl.minimum(tl.program_id(0) * BLOCK_N + mine // OWN, num_columns - 1).to(tl.int64) * inner_size
+            ask_for(w_ptr + at + start + mine % OWN * 64)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros([BLOCK_N, ROWS], tl.float32)
@@ -118,19 +142,25 @@ class MatmulTiling:
     """How a product is cut; part of the numerics is only ``block_k``, through `split_of`."""
 
     block_n: int = 64
-    block_k: int = 64
-    num_stages: int = 5
+    block_k: int = 128
+    num_stages: int = 3
     num_warps: int = 4
     overlap: bool = True
     """Programmatic dependent launch: a kernel starts while the one before it ends."""
 
+    own_bytes: int = 256
+    """Bytes of each of its weight rows that a program asks for in L2 before it waits for the kernel before it."""
+
+    programs: int = PROGRAMS
+    """A product is split into at most this many."""
+
 
 def split_of(num_columns: int, inner_size: int, tiling: MatmulTiling) -> int:
-    """Shares of the inner dimension: the most whole ones with which all programs are resident at once."""
+    """Shares of the inner dimension: the most whole ones within `MatmulTiling.programs`."""
     blocks, tiles = triton.cdiv(inner_size, tiling.block_k), triton.cdiv(num_columns, tiling.block_n)
     if inner_size % tiling.block_k:
         return 1
-    whole = [share for share in range(1, blocks + 1) if blocks % share == 0 and tiles * share <= PROGRAMS]
+    whole = [share for share in range(1, blocks + 1) if blocks % share == 0 and tiles * share <= tiling.programs]
     return max(whole, default=1)
 
 
@@ -184,6 +214,8 @@ def skinny_matmul(
         WIDE=not is_cuda,
         OVERLAP=overlap,
         STAGES=tiling.num_stages,
+        OWN=min(tiling.own_bytes, 2 * share) // LINE if is_cuda else 0,
+        THREADS=32 * tiling.num_warps,
         num_warps=tiling.num_warps,
         **({"launch_pdl": True} if overlap else {}),
     )

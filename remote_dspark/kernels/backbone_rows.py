@@ -14,12 +14,14 @@ import triton.language as tl
 from remote_dspark.kernels.backbone_matmul import bf16_bits, partial_sum
 from remote_dspark.kernels.rounding import bf16_to_f32, round_to_bf16
 
+NORM_WARPS = 16
+"""Of a residual row: few rows exist, so each takes a multiprocessor to itself."""
+
 
 @triton.jit
-def _normalised(x, weight_ptr, at, real, width, eps):
+def _normalised(x, weight, width, eps):
     """RMS norm of one row in FP32 with the roundings of `drafter.model.RMSNorm`."""
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / width + eps)
-    weight = bf16_to_f32(tl.load(weight_ptr + at, mask=real, other=0))
     return round_to_bf16(x * scale) * weight
 
 
@@ -37,9 +39,12 @@ def embed_norm_kernel(
     eps,
     PAD: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Block rows ``[anchor, MASK, MASK, ...]`` of every request, embedded and normalised; grid (rows,)."""
     row = tl.program_id(0)
+    if OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     request = row // PAD
     anchor = tl.load(anchor_ptr + tl.minimum(request, num_requests - 1))
     token = tl.where(row - request * PAD == 0, anchor, mask_id)
@@ -49,7 +54,8 @@ def embed_norm_kernel(
     real = at < width
     bits = tl.load(table_ptr + token.to(tl.int64) * width + at, mask=real, other=0)
     tl.store(x_ptr + row * width + at, bits, mask=real)
-    out = _normalised(bf16_to_f32(bits), weight_ptr, at, real, width, eps)
+    weight = bf16_to_f32(tl.load(weight_ptr + at, mask=real, other=0))
+    out = _normalised(bf16_to_f32(bits), weight, width, eps)
     tl.store(out_ptr + row * width + at, bf16_bits(out), mask=real)
 
 
@@ -72,22 +78,36 @@ def residual_norm_kernel(
     real = at < width
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    # the kernel before this one has waited for the last writer of these, so they are complete
+    weight = bf16_to_f32(tl.load(weight_ptr + at, mask=real, other=0))
+    if RESIDUAL:
+        before = tl.load(x_ptr + row * width + at, mask=real, other=0)
+    if OVERLAP:
         tl.extra.cuda.gdc_wait()
     x = partial_sum(partial_ptr, SHARES, tl.num_programs(0) * width, row * width + at, real)
     if RESIDUAL:
-        x = round_to_bf16(bf16_to_f32(tl.load(x_ptr + row * width + at, mask=real, other=0)) + x)
+        x = round_to_bf16(bf16_to_f32(before) + x)
         tl.store(x_ptr + row * width + at, bf16_bits(x), mask=real)
-    out = _normalised(x, weight_ptr, at, real, width, eps)
+    out = _normalised(x, weight, width, eps)
     tl.store(out_ptr + row * width + at, bf16_bits(out), mask=real)
 
 
 @triton.jit
-def normalised_halves(first, second, weight_ptr, cos, sin, at, real, HALF: tl.constexpr, eps):
-    """Per-head RMS norm and rotation of rows given as two halves [n, HALF]; both halves in FP32, rounded to BF16."""
+def weight_halves(weight_ptr, at, HALF: tl.constexpr):
+    """A head norm's weight, as halves [HALF] in FP32."""
+    return bf16_to_f32(tl.load(weight_ptr + at)), bf16_to_f32(tl.load(weight_ptr + HALF + at))
+
+
+@triton.jit
+def normalised_halves(first, second, weight_first, weight_second, cos, sin, real, HALF: tl.constexpr, eps):
+    """Per-head RMS norm and rotation of rows given as two halves [n, HALF]; both halves in FP32, rounded to BF16.
+
+    The norm's weight comes as halves [HALF], cosines and sines [n, HALF].
+    """
     square = tl.sum(tl.where(real, first * first + second * second, 0.0), axis=1)
     scale = (1.0 / tl.sqrt(square / (2 * HALF) + eps))[:, None]
-    first = round_to_bf16(round_to_bf16(first * scale) * bf16_to_f32(tl.load(weight_ptr + at))[None, :])
-    second = round_to_bf16(round_to_bf16(second * scale) * bf16_to_f32(tl.load(weight_ptr + HALF + at))[None, :])
+    first = round_to_bf16(round_to_bf16(first * scale) * weight_first[None, :])
+    second = round_to_bf16(round_to_bf16(second * scale) * weight_second[None, :])
     left = round_to_bf16(round_to_bf16(first * cos) - round_to_bf16(second * sin))
     right = round_to_bf16(round_to_bf16(second * cos) + round_to_bf16(first * sin))
     return left, right
@@ -127,9 +147,8 @@ def context_write_kernel(
         second = partial_sum(partial_ptr, SHARES, step, (key + HALF)[None, :], every)
         cos = bf16_to_f32(tl.load(cos_ptr + position * HALF + at))[None, :]
         sin = bf16_to_f32(tl.load(sin_ptr + position * HALF + at))[None, :]
-        first, second = normalised_halves(
-            first, second, k_norm_ptr + layer * (2 * HALF), cos, sin, at, every, HALF, eps
-        )
+        weight_first, weight_second = weight_halves(k_norm_ptr + layer * (2 * HALF), at, HALF)
+        first, second = normalised_halves(first, second, weight_first, weight_second, cos, sin, every, HALF, eps)
         line = ((layer * num_seats + seat) * num_heads + head).to(tl.int64) * max_positions + position
         out = (line * (2 * HALF) + at)[None, :]
         tl.store(key_ptr + out, bf16_bits(first))
@@ -154,6 +173,7 @@ def embed_norm(
     mask_id: int,
     eps: float,
     pad: int,
+    overlap: bool = False,
 ) -> None:
     """Embeds and normalises blocks.
 
@@ -166,6 +186,7 @@ def embed_norm(
         mask_id: Token of every block row but the first.
         eps: Of the norm.
         pad: Rows per request.
+        overlap: Programmatic dependent launch of the kernel behind this one.
     """
     rows, width = x.shape
     embed_norm_kernel[(rows,)](
@@ -181,6 +202,7 @@ def embed_norm(
         eps,
         PAD=pad,
         BLOCK=triton.next_power_of_2(width),
+        OVERLAP=overlap and table.is_cuda,
         num_warps=8,
     )
 
@@ -211,7 +233,7 @@ def residual_norm(
         BLOCK=triton.next_power_of_2(width),
         RESIDUAL=x is not None,
         OVERLAP=overlap,
-        num_warps=8,
+        num_warps=NORM_WARPS,
         **_pdl(overlap),
     )
 
