@@ -7,10 +7,11 @@ kept here from the events alone and compared at the end.
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from memory_compute import MemoryCompute
 
 from remote_dspark.contract import DRAFT_TEMPERATURE, ServerState
-from remote_dspark.drafter.compute import TorchCompute
+from remote_dspark.drafter.compute import BlockCompute, TorchCompute
 from remote_dspark.drafter.engine import DraftEngine
 from remote_dspark.drafter.errors import RowError
+from remote_dspark.drafter.heads import DraftedRows
+from remote_dspark.drafter.staging import Block
 from remote_dspark.drafter.synthetic import synthetic_drafter
 from remote_dspark.oracle.philox import derive_key, proposal_draw
 from remote_dspark.oracle.tickets import draw_token
@@ -50,18 +54,17 @@ SESSIONS = (1, 2)
 LAST_POSITION = 110
 
 
-class FlakyCompute(TorchCompute):
-    """The reference, which loses a step now and then, after all of its work."""
+def lose_steps(compute: BlockCompute, every: int) -> None:
+    """Lets a compute lose a step now and then, after all of its work."""
+    draft, numbers = compute.draft, itertools.count(1)
 
-    every = 0
-    count = 0
-
-    def draft(self, blocks, depth):  # type: ignore[no-untyped-def]
-        rows = super().draft(blocks, depth)
-        self.count += 1
-        if self.every and self.count % self.every == 0:
+    def flaky(blocks: Sequence[Block], depth: int) -> DraftedRows:
+        rows = draft(blocks, depth)
+        if every and next(numbers) % every == 0:
             raise RowError("planted: the step is lost")
         return rows
+
+    compute.draft = flaky  # type: ignore[method-assign]
 
 
 @dataclass
@@ -243,16 +246,26 @@ class WorkerLoad:
 
 
 @contextmanager
-def load_worker(folder: Path, seed: int, lose_every: int) -> Iterator[tuple[WorkerHandler, DraftEngine, WorkerLoad]]:
-    """A handler over the synthetic tiny shape in FP32, and a load on it; every ``lose_every``-th step is lost."""
+def load_worker(
+    folder: Path, seed: int, lose_every: int, *, without_network: bool = False
+) -> Iterator[tuple[WorkerHandler, DraftEngine, WorkerLoad]]:
+    """A handler over the synthetic tiny shape in FP32, and a load on it; every ``lose_every``-th step is lost.
+
+    The reference drafts, or, ``without_network``, what stands in for it at a twentieth of the time.
+    """
     path = folder / "worker.toml"
     path.write_text(CONFIG)
     config = load_config(path)
     model = synthetic_drafter("tiny", dtype=torch.float32)
-    compute = FlakyCompute(
-        model, support=32, semantics=config.q_semantics, cache_bytes=1 << 14, max_positions=model.config.max_positions
-    )
-    compute.every = lose_every
+    limit = model.config.max_positions
+    compute: BlockCompute
+    if without_network:
+        compute = MemoryCompute(model.config, 32, limit)
+    else:
+        compute = TorchCompute(
+            model, support=32, semantics=config.q_semantics, cache_bytes=1 << 14, max_positions=limit
+        )
+    lose_steps(compute, lose_every)
     engine = DraftEngine(model, config.max_requests, compute=compute)
     health = Health(time.monotonic_ns, 60.0)
     health.enter(ServerState.READY)
