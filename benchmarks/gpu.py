@@ -28,7 +28,7 @@ from benchmarks.gpu_stress import stress, stress_verifier
 from benchmarks.gpu_timing import Timing
 from remote_dspark.contract import Check, ComputeKind, ObservationKind
 from remote_dspark.kernels import checks
-from remote_dspark.kernels.graph_checks import check_graph_replays
+from remote_dspark.kernels.graph_checks import check_graph_replays, check_overlapping_graphs
 from remote_dspark.observe import Recorder, output_folder
 from remote_dspark.qualify.hold import prove_hold
 
@@ -87,6 +87,7 @@ def run_checks(seconds: float) -> list[Check]:
         checks.check_markov("cuda", 50_021, tile=1024, seeds=range(1)),
         checks.check_verifier("cuda", 20_011, tile=4096, seeds=range(2)),
         check_graph_replays("cuda", 50_021, tile=2048),
+        check_overlapping_graphs("cuda", 50_021, tile=2048),
         stress(seconds),
         stress_verifier(seconds),
     ]

@@ -97,7 +97,7 @@ def add_rates(report: Report) -> None:
     for batch in (1, 2, 3, 4):
         kernels = {
             f"cached head, B={batch}, cold": (2 * batch * row, "copy bandwidth"),
-            f"uncached head, B={batch}, tile 1024": (w2, "W2 read"),
+            f"uncached head, B={batch}": (w2, "W2 read"),
             f"verifier, {batch} x 6": (batch * 6 * VOCAB * 4, "24 target rows read"),
         }
         for name, (num_bytes, ceiling) in kernels.items():

@@ -113,7 +113,7 @@ def compare(report: Report) -> None:
         pairs = {
             f"verifier, {batch} x 6": f"vLLM rejection sampler, {batch} x 6",
             f"cached head, B={batch}, cold": f"vLLM sampling, B={batch}",
-            f"uncached head, B={batch}, tile 1024": f"vLLM DSpark walk, B={batch}",
+            f"uncached head, B={batch}": f"vLLM DSpark walk, B={batch}",
         }
         for ours, theirs in pairs.items():
             if ours in measured:

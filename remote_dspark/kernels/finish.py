@@ -21,6 +21,7 @@ from remote_dspark.kernels.rounding import (
     key_value,
 )
 from remote_dspark.kernels.selection import (
+    HAS_ASSEMBLY,
     any_row,
     column,
     entries_of,
@@ -91,6 +92,30 @@ def retire(counter_ptr, flag_ptrs, top, row_mask, R: tl.constexpr):
         tl.atomic_or(flag_ptrs, tl.where(top == KEY_NAN, NAN_FLAG, POSITIVE_INFINITY_FLAG), mask=bad, sem="relaxed")
     tl.debug_barrier()
     return tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def retire_early(counter_ptr, flag_ptr, top, THREADS: tl.constexpr):
+    """`retire` for one row, whose answer is not waited for: int32 [THREADS], the number before in one element, else -1.
+
+    A program that retires several rows goes on with the next one and looks at all answers in the end.
+    """
+    if top >= KEY_POSITIVE_INFINITY:
+        tl.atomic_or(flag_ptr, tl.where(top == KEY_NAN, NAN_FLAG, POSITIVE_INFINITY_FLAG), sem="relaxed")
+    tl.debug_barrier()
+    thread = tl.arange(0, THREADS)
+    if HAS_ASSEMBLY:
+        before = tl.inline_asm_elementwise(
+            "{ .reg .pred p; mov.s32 $0, -1; setp.eq.s32 p, $2, 0; @p atom.global.acq_rel.gpu.add.u32 $0, [$1], 1; }",
+            "=&r,l,r",
+            [(counter_ptr + thread * 0).to(tl.int64), thread],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+    else:
+        before = tl.where(thread == 0, tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu"), -1)
+    return before
 
 
 @triton.jit

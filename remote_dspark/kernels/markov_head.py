@@ -22,9 +22,18 @@ from remote_dspark.kernels.finish import (
     emit_tile,
     merge_candidates,
     read_control,
-    retire,
+    retire_early,
 )
-from remote_dspark.kernels.markov_product import LANES, continue_products, load_part, product_index, row_scalars
+from remote_dspark.kernels.markov_product import LANES, row_scalars
+from remote_dspark.kernels.markov_stream import (
+    ask_columns,
+    ask_lines,
+    load_ahead,
+    load_requests,
+    products_size,
+    stream_index,
+    stream_products,
+)
 from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key, round_to_bf16
 from remote_dspark.kernels.sampled_head import HeadBuffers, HeadSettings, require_logits
 from remote_dspark.kernels.selection import any_row, pick
@@ -66,6 +75,8 @@ def markov_head_kernel(
     K: tl.constexpr,
     TILE: tl.constexpr,
     SUB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ASK: tl.constexpr,
     N: tl.constexpr,
     TILE_DIRECT: tl.constexpr,
     MERGE_DIRECT: tl.constexpr,
@@ -80,7 +91,7 @@ def markov_head_kernel(
     limit = tl.minimum((shard + 1) * shard_size, vocab_size)
     end = tl.minimum(limit, base + TILE)
     # weights do not depend on the previous token: the first come while that is looked up
-    ahead = load_part(w2_ptr, base, end, SUB, RANK)
+    ahead = load_ahead(w2_ptr, base, end, SUB, BLOCK, RANK)
     rows = base * 0 if R == 1 else tl.arange(0, R)
     exists = rows < num_rows
     draw, tau, greedy, round_low, round_high = read_control(rows, exists, control_ptr, step)
@@ -91,19 +102,22 @@ def markov_head_kernel(
     known = (previous >= 0) & (previous < vocab_size)
     previous = tl.where(known, previous, 0)
     slot = tl.load(slot_ptr + previous, mask=exists, other=0)
+    # not only where they are needed: then they would wait for the slot
+    w1 = load_requests(w1_ptr, row_scalars(previous, rows, R), R, RANK)
     # programs start with different rows, so that different programs are the last of different rows
     row = tile & (R - 1)
     logits, cached = read_row(
         logits_ptr, logits_stride, bias_ptr, bias_stride, base, limit, row, num_rows, pick(slot, rows, row, R), TILE
     )
-    products = tl.zeros([TILE * R], tl.float32)
+    products = tl.zeros([products_size(TILE, SUB, BLOCK, R)], tl.float32)
     if any_row(slot < 0, R):
-        products = continue_products(
-            ahead, w2_ptr, w1_ptr, row_scalars(previous, rows, R), base, end, TILE, SUB, R, RANK
-        )
-    finishes = tile * 0
+        products = stream_products(ahead, w2_ptr, w1, base, end, TILE, SUB, BLOCK, R, RANK)
+        if ASK > 0:
+            # what the next position reads first comes into L2 while this one selects
+            ask_columns(w2_ptr, base, end, ASK, RANK)
+    last = tl.zeros([16 * BLOCK], tl.int32)
     for turn in tl.range(0, R, num_stages=1):
-        found = tl.gather(products, product_index(tl.arange(0, TILE), row, SUB, R), 0)
+        found = tl.gather(products, stream_index(tl.arange(0, TILE), row, SUB, BLOCK, R), 0)
         bias = tl.where(pick(slot, rows, row, R) < 0, round_to_bf16(found), bf16_to_f32(cached))
         real = base + tl.arange(0, TILE) < limit
         # not by the load's own default: see sampled_head_kernel
@@ -125,9 +139,11 @@ def markov_head_kernel(
         if row < num_rows:
             candidates = candidate_ptr + (row * num_tiles + tile) * K
             top = emit_tile(keys, candidates, row >= 0, 1, K, TILE, TILE_DIRECT)
-            before = retire(counter_ptr + row, flag_ptr + row, top, row >= 0, 1)
-            finishes |= (before == num_tiles - 1).to(tl.int32) << row
+            before = retire_early(counter_ptr + row, flag_ptr + row, top, 16 * BLOCK)
+            last |= (before == num_tiles - 1).to(tl.int32) << row
         row = following
+    # one thread has the answers
+    finishes = tl.max(last, axis=0)
     row = tile * 0
     while finishes >> row > 0:
         if (finishes >> row) & 1 > 0:
@@ -149,7 +165,7 @@ def markov_head_kernel(
                 N,
                 MERGE_DIRECT,
             )
-            draw_rows(
+            _, token, _, _ = draw_rows(
                 row,
                 row >= 0,
                 merged_ptr,
@@ -174,6 +190,11 @@ def markov_head_kernel(
                 FLOOR_FIRST,
                 EMIT_WEIGHTS,
             )
+            if ASK > 0:
+                # what the next position looks up first
+                lane = tl.arange(0, 32)
+                ask_lines(slot_ptr + token + lane * 0)
+                ask_lines(w1_ptr + token.to(tl.int64) * RANK + lane * (RANK // 32))
         row += 1
 
 
@@ -230,6 +251,9 @@ def launch_markov_position(
         raise ValueError(f"at most {MAX_SHARED_ROWS} rows share a launch, found {num_rows}; launch them in groups")
     if rank % LANES.value:
         raise ValueError(f"the Markov rank must be a multiple of {LANES.value}, found {rank}")
+    overlap = settings.overlap and logits.is_cuda
+    sub = min(part or (256 if num_rows == 1 else 128), tiling.tile)
+    asked = min(512, tiling.tile) if overlap else 0
     markov_head_kernel[(tiling.num_tiles,)](
         logits.view(torch.int16),
         logits.stride(0),
@@ -261,13 +285,15 @@ def launch_markov_position(
         RANK=rank,
         K=settings.k,
         TILE=tiling.tile,
-        SUB=min(part or (128 if num_rows <= 2 else 64), tiling.tile),
+        SUB=sub,
+        BLOCK=2 * tiling.num_warps,
+        ASK=asked,
         N=triton.next_power_of_2(tiling.num_tiles * settings.k),
         TILE_DIRECT=tiling.fills_threads(tiling.tile),
         MERGE_DIRECT=tiling.fills_threads(tiling.num_tiles * settings.k),
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
-        OVERLAP=settings.overlap,
+        OVERLAP=overlap,
         num_warps=tiling.num_warps,
-        **({"launch_pdl": True} if settings.overlap and step > 0 else {}),
+        **({"launch_pdl": True} if overlap and step > 0 else {}),
     )

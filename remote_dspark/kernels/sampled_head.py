@@ -184,8 +184,10 @@ class HeadSettings:
     k: int = SUPPORT_K
     semantics: str = Q_FLOOR_FIRST
     emit_weights: bool = False
-    overlap: bool = False
-    """Programmatic dependent launch between the positions of a chain; never on the first one."""
+    overlap: bool = True
+    """Programmatic dependent launch between the positions of a chain, on CUDA and never on the first one: a position's
+    programs start, and read logits and control, while the one before still finishes. Both must be ready before the
+    first position is launched."""
 
     def __post_init__(self) -> None:
         """Refuses what no kernel was built for."""
@@ -298,7 +300,7 @@ def launch_position(
     require_logits(bias_rows, bias_rows.shape[0], tiling.vocab_size)
     if (slots is None) != (previous is None):
         raise ValueError("slots and previous belong together: a cache row is looked up by the previous token")
-    overlap = settings.overlap and step > 0
+    overlap = settings.overlap and logits.is_cuda
     sampled_head_kernel[(tiling.num_tiles, num_rows)](
         logits.view(torch.int16),
         logits.stride(0),
@@ -331,7 +333,7 @@ def launch_position(
         BY_SLOT=slots is not None,
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
-        OVERLAP=settings.overlap,
+        OVERLAP=overlap,
         num_warps=tiling.num_warps,
-        **({"launch_pdl": True} if overlap else {}),
+        **({"launch_pdl": True} if overlap and step > 0 else {}),
     )

@@ -19,7 +19,9 @@ from remote_dspark.kernels.verifier_weights import (
     f32_key,
     f32_of_key,
     greater,
-    part_sums_of,
+    num_runs,
+    run_sums_of,
+    small_sum,
     spread,
     target_weight,
     tile_bounds,
@@ -88,34 +90,51 @@ def _row_flags(key):
 
 
 @triton.jit
-def _locate(prefix, index, origin, ids, lost, SIZE: tl.constexpr):
+def _passed(ids, lost, limit):
+    """What the support loses before column ``limit``."""
+    return small_sum(tl.where(ids < limit, lost, 0), 19)
+
+
+@triton.jit
+def _num_below(prefix, index, N: tl.constexpr):
+    """How many of the entries of a tuple of N tensors are at most ``index``."""
+    found = (prefix[0] <= index).to(tl.int32)
+    for part in tl.static_range(1, N):
+        found += (prefix[part] <= index).to(tl.int32)
+    return tl.sum(found, axis=0)
+
+
+@triton.jit
+def _locate(prefix, index, origin, ids, lost, SIZE: tl.constexpr, N: tl.constexpr):
     """First entry whose prefix, less what is lost up to the end of that entry, exceeds ``index``.
 
     Losses passed are added until there are no more: from the left, and never beyond the wanted entry, because both
     prefixes only grow. A row of losses as wide as the tile would cost more.
 
     Takes:
-        prefix: int64, inclusive sums of weights of entries of SIZE columns from column ``origin``.
+        prefix: A tuple of N int64 tensors, inclusive sums of weights of entries of SIZE columns from column ``origin``.
         ids: int32 [K] support.
         lost: int64 [K], what it loses, 0 outside these entries.
     """
-    entry = tl.sum((prefix <= index).to(tl.int32), axis=0)
-    passed = tl.sum(tl.where(ids < origin + (entry + 1) * SIZE, lost, 0), axis=0)
+    entry = _num_below(prefix, index, N)
+    passed = _passed(ids, lost, origin + (entry + 1) * SIZE)
     counted = passed * 0
     while passed > counted:
         counted = passed
-        entry = tl.sum((prefix <= index + counted).to(tl.int32), axis=0)
-        passed = tl.sum(tl.where(ids < origin + (entry + 1) * SIZE, lost, 0), axis=0)
+        entry = _num_below(prefix, index + counted, N)
+        passed = _passed(ids, lost, origin + (entry + 1) * SIZE)
     return entry
 
 
 @triton.jit
-def _find_in_tile(line_ptr, part_sums, top, base, end, ids, lost, index, PART: tl.constexpr, PARTS: tl.constexpr):
-    """The token of a tile on which an index falls: first the part of the tile, then the column in it.
+def _find_in_tile(line_ptr, run_sums, top, base, end, ids, lost, index, SIZE: tl.constexpr, RUNS: tl.constexpr):
+    """The token of a tile on which an index falls: first the run of columns, then the column in it.
+
+    Every warp does all of it, a lane for neighbouring columns, so that no warp waits for another.
 
     Takes:
         line_ptr: float32 target row.
-        part_sums: int64 [PARTS], weights of the tile's parts.
+        run_sums: int64 [RUNS], weights of the tile's runs of SIZE columns.
         top: The row's maximum.
         base: First column of the tile.
         end: First column beyond its shard.
@@ -123,14 +142,27 @@ def _find_in_tile(line_ptr, part_sums, top, base, end, ids, lost, index, PART: t
         lost: int64 [K], what it loses in this tile.
         index: int64 below the tile's weights less its losses.
     """
-    part = _locate(tl.cumsum(part_sums, axis=0), index, base, ids, lost, PART)
-    first = base + part * PART
-    columns = first + tl.arange(0, PART)
-    values = tl.load(line_ptr + columns, mask=columns < end, other=float("-inf"))
-    index -= tl.sum(tl.where(tl.arange(0, PARTS) < part, part_sums, 0), axis=0)
-    index += tl.sum(tl.where(ids < first, lost, 0), axis=0)
+    LANES: tl.constexpr = SIZE if SIZE < 32 else 32
+    OWN: tl.constexpr = SIZE // LANES
+    run = _locate((tl.cumsum(run_sums, axis=0),), index, base, ids, lost, SIZE, 1)
+    first = base + run * SIZE
+    columns = first + tl.arange(0, LANES) * OWN
+    weights = ()
+    for part in tl.static_range(OWN):
+        values = tl.load(line_ptr + columns + part, mask=columns + part < end, other=float("-inf"))
+        weights += (target_weight(values - top),)  # type: ignore[assignment]
+    index -= small_sum(tl.where(tl.arange(0, RUNS) < run, run_sums, 0), 25)
+    index += _passed(ids, lost, first)
     lost = tl.where(ids < first, 0, lost)
-    return first + _locate(tl.cumsum(target_weight(values - top), axis=0), index, first, ids, lost, 1)
+    own = weights[0]  # type: ignore[misc]
+    for part in tl.static_range(1, OWN):
+        own += weights[part]
+    before = tl.cumsum(own, axis=0) - own
+    prefix = ()
+    for part in tl.static_range(OWN):
+        before += weights[part]
+        prefix += (before,)  # type: ignore[assignment]
+    return first + _locate(prefix, index, first, ids, lost, 1, OWN)
 
 
 @triton.jit
@@ -236,6 +268,7 @@ def verify_kernel(
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    RUNS: tl.constexpr = num_runs(TILE, PARTS, RUN)
     tile = tl.program_id(2) * tl.num_programs(0) + tl.program_id(0)
     row = tl.program_id(1)
     line_ptr = target_ptr + row.to(tl.int64) * target_stride
@@ -294,12 +327,12 @@ def verify_kernel(
         key = (tl.max(maxima, axis=0) - 0x80000000).to(tl.int32)
         row_flags = _row_flags(key)
         top = tl.where(row_flags == 0, f32_of_key(key), 0.0)
-        part_sums = tl.zeros([PARTS], tl.int64)
+        run_sums = tl.zeros([RUNS], tl.int64)
         if row_flags == 0:
-            part_sums = part_sums_of(target_weight(values - top), TILE, PARTS, RUN)
+            run_sums = run_sums_of(target_weight(values - top), TILE, PARTS, RUN)
 
     if STAGE == 0 or STAGE == 2:
-        publish(row_sums + tile, turn, tl.sum(part_sums, axis=0))
+        publish(row_sums + tile, turn, small_sum(run_sums, 25))
 
     if STAGE == 0 or STAGE >= 3:
         token_weight = target_weight(below(at_token, top))
@@ -317,18 +350,18 @@ def verify_kernel(
     if STAGE == 0 or STAGE == 4:
         if used & (flags == 0) & (is_accepted == 0):
             lost = _lost(id_weights, tickets.to(tl.int64), total)
-            mass = total - tl.sum(lost, axis=0)
+            mass = total - small_sum(lost, 19)
             is_zero = mass <= 0
             lost = tl.where(is_zero, 0, lost)
             mass = tl.where(is_zero, total, mass)
             index = tl.umulhi(u64(low, high).to(tl.uint64), mass.to(tl.uint64)).to(tl.int64)
             # from the first weight of this tile; tokens that lose nothing have id -1
-            index -= tl.sum(tl.where(tiles < tile, sums, 0), axis=0) - tl.sum(tl.where(ids < base, lost, 0), axis=0)
+            index -= tl.sum(tl.where(tiles < tile, sums, 0), axis=0) - _passed(ids, lost, base)
             lost = tl.where((ids >= base) & (ids < tl.minimum(base + TILE, end)), lost, 0)
-            if (index >= 0) & (index < tl.sum(part_sums, axis=0) - tl.sum(lost, axis=0)):
+            if (index >= 0) & (index < small_sum(run_sums, 25) - small_sum(lost, 19)):
                 own = steps <= num_draft
                 looked = look(verdicts_ptr + first, steps, own)
-                final = _find_in_tile(line_ptr, part_sums, top, base, end, ids, lost, index, TILE // PARTS, PARTS)
+                final = _find_in_tile(line_ptr, run_sums, top, base, end, ids, lost, index, TILE // RUNS, RUNS)
                 verdicts, late = wait_for(looked, verdicts_ptr + first, steps, own, turn, LOOKS)
                 all_flags = late | tl.reduce((verdicts >> 1).to(tl.int32), 0, _or)
                 num_accepted = tl.min(tl.where((verdicts & 1) == 0, steps, D2), axis=0)

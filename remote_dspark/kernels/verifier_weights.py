@@ -62,10 +62,34 @@ def tile_bounds(vocab_size, shard_size, TILE: tl.constexpr):
     return start + tl.program_id(0) * TILE, tl.minimum(start + shard_size, vocab_size)
 
 
+@triton.constexpr_function
+def num_runs(tile, parts, run):
+    """Pieces of consecutive columns whose sums a tile keeps: up to four of a part, at most 32."""
+    return parts * min(tile // (parts * run), 4)
+
+
 @triton.jit
-def part_sums_of(weights, TILE: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr):
-    """int64 [PARTS] sums of a tile's parts, whose columns are laid out by `spread`."""
-    return tl.sum(tl.sum(tl.reshape(weights, [TILE // (PARTS * RUN), PARTS, RUN]), axis=0), axis=1)
+def small_sum(values, BITS: tl.constexpr):
+    """Sum of at most 32 non-negative int64 below 2**(BITS + 27), BITS <= 27, by two 32-bit sums."""
+    low = tl.sum((values & ((1 << BITS) - 1)).to(tl.int32), axis=0)
+    return (tl.sum((values >> BITS).to(tl.int32), axis=0).to(tl.int64) << BITS) + low
+
+
+@triton.jit
+def run_sums_of(weights, TILE: tl.constexpr, PARTS: tl.constexpr, RUN: tl.constexpr):
+    """int64 [num_runs] sums of a tile's pieces in the order of their columns, which are laid out by `spread`.
+
+    Sums of a warp's columns are two 32-bit sums; then one trip brings all of them to all warps.
+    """
+    RUNS: tl.constexpr = num_runs(TILE, PARTS, RUN)
+    OWN: tl.constexpr = RUNS // PARTS
+    pieces = tl.sum(tl.reshape(weights, [OWN, TILE // (RUNS * RUN), PARTS, RUN]), axis=1)
+    # below 2**41 in a thread, hence below 2**51 in a run of 1,024 columns
+    low = tl.sum((pieces & 0x1FFFFF).to(tl.int32), axis=2)
+    high = tl.sum((pieces >> 21).to(tl.int32), axis=2)
+    sums = tl.reshape((high.to(tl.int64) << 21) + low, [RUNS])
+    order = tl.arange(0, RUNS)
+    return tl.gather(sums, order % OWN * PARTS + order // OWN, 0)
 
 
 @triton.jit

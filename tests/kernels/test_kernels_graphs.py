@@ -36,3 +36,13 @@ def test_replays_with_changed_inputs():
 
     found = check_graph_replays("cuda", 5003, tile=1024)
     assert found.ok, found
+
+
+@pytest.mark.gpu
+def test_graphs_that_run_at_the_same_time():
+    if not torch.cuda.is_available():
+        pytest.fail("the gpu lane needs a CUDA device; leave it out elsewhere with -m 'not gpu'")
+    from remote_dspark.kernels.graph_checks import check_overlapping_graphs
+
+    found = check_overlapping_graphs("cuda", 5003, tile=1024)
+    assert found.ok, found
