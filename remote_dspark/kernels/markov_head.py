@@ -234,7 +234,7 @@ def launch_markov_position(
         w2: bf16 [V, r].
         slots: int32 [V], cache row of each token or -1.
         cache: bf16 [C, >= V], at least one row.
-        part: Columns of W2 that a program multiplies at a time, 32, 64 or 128; no part of the result. By default as
+        part: Columns of W2 that a program has under way at a time, 32 to 256; no part of the result. By default as
             many as fit in its registers beside the W1 rows.
 
     Raises:

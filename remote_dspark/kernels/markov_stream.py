@@ -72,7 +72,7 @@ def _two_lanes(words):
 def _load_steps(line, wanted, RANK: tl.constexpr):
     """A row's words for each step of 32 lanes, from pointers to those of the first: a tuple of int32 tensors.
 
-    Nothing in particular where not ``wanted``, an int32 scalar.
+    Nothing in particular where not ``wanted``, which is 0 or not.
 
     Where the rank is the usual one, all steps are one piece of assembly: the compiler's time grows with the square of
     the loads it sees, and these stay where they are written, between the products.
@@ -234,7 +234,7 @@ def stream_products(
     PARTS: tl.constexpr = TILE // SUB
     products = tl.zeros([PARTS, BLOCK * WIDTH * GROUPS], tl.float32)
     for part in tl.range(0, PARTS, num_stages=1):
-        more = (part + 1 < PARTS).to(tl.int32)
+        more = PARTS - 1 - part
         following = ()
         groups = ()
         for group in tl.static_range(GROUPS):
