@@ -18,6 +18,7 @@ rehearse: env ## the whole job on this machine: production, two HOLDs, compariso
 
 test: env-dev ## lint and every test lane this machine can run
 	@scripts/install-debian-packages
+	@scripts/unpack-docker
 	@PY=$(PY) scripts/run-tests
 
 lint: env-dev ## ruff, mypy strict, import-linter

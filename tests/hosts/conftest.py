@@ -89,7 +89,8 @@ def lab() -> Iterator[Lab]:
         yield booted
 
 
-def _trio(hosts: Trio, request: pytest.FixtureRequest) -> Iterator[Trio]:
+def finish_trio(hosts: Trio, request: pytest.FixtureRequest) -> Iterator[Trio]:
+    """Lends hosts to one test."""
     yield hosts
     hosts.tainted |= request.node.stash.get(FAILED, False)
     hosts.close()
@@ -98,13 +99,13 @@ def _trio(hosts: Trio, request: pytest.FixtureRequest) -> Iterator[Trio]:
 @pytest.fixture
 def trio(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
     """Three hosts with production on them; a failed test leaves no host behind for the next one."""
-    yield from _trio(Trio(lab, tmp_path), request)
+    yield from finish_trio(Trio(lab, tmp_path), request)
 
 
 @pytest.fixture
 def bare(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Trio]:
     """The same without a service manager on the hosts: production is a process of the guard's."""
-    yield from _trio(Trio(lab, tmp_path, is_bare=True), request)
+    yield from finish_trio(Trio(lab, tmp_path, is_bare=True), request)
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def users(lab: Lab, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[
     """The same as an ordinary user's production: units of the user's own manager, and nobody logs in as root."""
     if not Path(OP.python).exists():
         pytest.skip(f"NOT RUN: an ordinary user needs {OP.python}")
-    yield from _trio(Trio(lab, tmp_path, owner=OP), request)
+    yield from finish_trio(Trio(lab, tmp_path, owner=OP), request)
 
 
 @pytest.hookimpl(wrapper=True)

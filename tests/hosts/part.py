@@ -15,9 +15,9 @@ from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-CASES_PER_PART = 105
+CASES_PER_PART = 100
 VARIABLE = "HOSTS_PART"
-BOX_S = 900.0
+BOX_S = 540.0
 """Cases of a part that nobody asked for do not begin later: a busy machine runs fewer, and says so."""
 
 

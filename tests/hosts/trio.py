@@ -99,16 +99,26 @@ class Driver:
 class Trio:
     """The three hosts in one test."""
 
-    def __init__(self, lab: Lab, folder: Path, *, owner: Owner = ROOT, is_bare: bool = False) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        folder: Path,
+        *,
+        owner: Owner = ROOT,
+        is_bare: bool = False,
+        names: tuple[str, ...] = (),
+        image: Callable[[Path], None] | None = None,
+    ) -> None:
         self._lab = lab
         self.folder = folder
         self.owner = owner
-        names = BARE_NAMES if is_bare else USER_NAMES if owner is OP else NAMES
-        image = fill_user_disk if owner is OP else fill_disk
+        names = names or (BARE_NAMES if is_bare else USER_NAMES if owner is OP else NAMES)
+        image = image or (fill_user_disk if owner is OP else fill_disk)
         self.machines = lab.machines_named(*names, image=image, is_bare=is_bare)
         self.services = ("worker",) if is_bare else ("web", "worker")
         self.drivers: list[Driver] = []
         self.extra: dict[str, Json] = {}
+        self.added: list[Json] = []
         self.tainted = False
         self.worker_of: dict[str, Json] = {}
         self._before: dict[str, str] = {}
@@ -160,9 +170,12 @@ class Trio:
             "roles": ["target", "drafter"],
             "devices": ["cpu0"],
             "services": [
-                {**document, **self.extra.get(document["name"], {})}
-                for document in (web(self.owner), worker(self.owner, mode))
-                if document["name"] in self.services
+                *(
+                    {**document, **self.extra.get(document["name"], {})}
+                    for document in (web(self.owner), worker(self.owner, mode))
+                    if document["name"] in self.services
+                ),
+                *self.added,
             ],
         }
 

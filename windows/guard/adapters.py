@@ -56,8 +56,8 @@ def release(state: State, plan: Json) -> None:
 
 
 def resume(state: State, plan: Json) -> list[Json]:
-    """Bring supervisors back, last; rows."""
-    return holding.resume(plan) + docker_service.resume(plan)
+    """Bring restart policies and then supervisors back, last; rows."""
+    return docker_service.resume(plan) + holding.resume(plan)
 
 
 def clean_up(state: State, plan: Json) -> None:

@@ -10,7 +10,7 @@ import os
 import shlex
 import sys
 
-from windows.guard import files, spawn
+from windows.guard import files, spawn, systemd_service
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ def start_commands(record: Json) -> list[str]:
     for service, snap in sorted(pairs, key=lambda pair: -pair[0]["stop_order"]):
         if snap["state"] == "running":
             lines += [f"# {service['name']}", *_commands(service)]
+        if service["kind"] == "docker":
+            lines.append(f"docker update --restart={shlex.quote(snap['restart'])} {shlex.quote(service['container'])}")
     for service, snap in pairs:
         for before in reversed(snap.get("supervisors", [])):
             if before["show"].get("ActiveState") == "active":
@@ -65,7 +67,7 @@ def start_commands(record: Json) -> list[str]:
 
 
 def _systemctl(service: Json, unit: str) -> str:
-    user = " --user" if service["kind"] == "systemd-user" else ""
+    user = " --user" if systemd_service.scope_of(service) == "user" else ""
     return f"systemctl{user} start {shlex.quote(unit)}"
 
 

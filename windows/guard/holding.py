@@ -38,11 +38,12 @@ def drop_in_path(scope: str, unit: str) -> str:
 def held_units(plan: Json) -> dict[str, list[str]]:
     """Scope to units: supervisors first, in their order."""
     found: dict[str, list[str]] = {}
-    chosen = [service for service in plan["services"] if service["kind"].startswith("systemd-")]
-    for service in chosen:
-        found.setdefault(systemd_service.scope_of(service), []).extend(service["supervisors"])
-    for service in chosen:
-        found[systemd_service.scope_of(service)].append(service["unit"])
+    for service in plan["services"]:
+        if service["supervisors"]:
+            found.setdefault(systemd_service.scope_of(service), []).extend(service["supervisors"])
+    for service in plan["services"]:
+        if service["kind"].startswith("systemd-"):
+            found.setdefault(systemd_service.scope_of(service), []).append(service["unit"])
     return {scope: list(dict.fromkeys(names)) for scope, names in found.items()}
 
 
@@ -68,8 +69,7 @@ def hold_down(plan: Json) -> list[Json]:
             )
         )
     for service in plan["services"]:
-        if service["kind"].startswith("systemd-"):
-            rows += _suspend(service)
+        rows += _suspend(service)
     return rows
 
 

@@ -28,8 +28,9 @@ _CGROUP_ROOTS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/sys
 
 
 def scope_of(service: Json) -> str:
-    """``system`` or ``user``."""
-    return "user" if service["kind"] == "systemd-user" else "system"
+    """``system`` or ``user``: where the service's units are, or those that supervise its container."""
+    is_users = service["kind"] == "systemd-user" or (service["kind"] == "docker" and os.geteuid() != 0)
+    return "user" if is_users else "system"
 
 
 def describe(scope: str, unit: str) -> Json:
@@ -73,7 +74,7 @@ def check_restorable(state: State, service: Json) -> list[Json]:
     rows = [row(name, "rights", f"root, or the running manager of the user ({scope})", f"uid {os.geteuid()}", rights)]
     for unit in [service["unit"], *service["supervisors"]]:
         shown = units.show(scope, unit)
-        rows += _unit_restorable(name, unit, shown)
+        rows += unit_restorable(name, unit, shown)
         triggers = [t for t in shown.get("TriggeredBy", "").split() if t not in service["supervisors"]]
         awake = [t for t in triggers if run_state(units.show(scope, t)) == "running"]
         if unit == service["unit"]:
@@ -83,7 +84,8 @@ def check_restorable(state: State, service: Json) -> list[Json]:
     return rows
 
 
-def _unit_restorable(name: str, unit: str, shown: Json) -> list[Json]:
+def unit_restorable(name: str, unit: str, shown: Json) -> list[Json]:
+    """Rows that say whether this unit, once stopped, could be started as it was."""
     if run_state(shown) == "stopped" and shown.get("LoadState") in ("loaded", "masked"):
         return [row(name, f"{unit} load state", "loaded or masked, stopped", shown["LoadState"], True)]
     path = shown.get("FragmentPath", "")
@@ -211,13 +213,14 @@ def is_running(state: State, service: Json) -> bool:
 def compare(state: State, service: Json, snap: Json) -> list[Json]:
     """Recorded against now, field by field, the supervisors too."""
     scope = scope_of(service)
-    rows = _compare_unit(service["name"], snap, describe(scope, service["unit"]), True)
+    rows = compare_unit(service["name"], snap, describe(scope, service["unit"]), True)
     for before in snap["supervisors"]:
-        rows += _compare_unit(service["name"], before, describe(scope, before["unit"]), False)
+        rows += compare_unit(service["name"], before, describe(scope, before["unit"]), False)
     return rows
 
 
-def _compare_unit(name: str, before: Json, now: Json, with_argv: bool) -> list[Json]:
+def compare_unit(name: str, before: Json, now: Json, with_argv: bool) -> list[Json]:
+    """A unit recorded against now, field by field."""
     rows = []
     fields = [field for field in COMPARED if field != "SubState" or before["unit"].endswith(".service")]
     for field in (*fields, "DropInPaths"):
