@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -90,7 +91,8 @@ def main() -> int:
         state["parts"] += 1
         for name in ("rounds", "by_reference", "refusals", "lost"):
             state[name] += part[name]
-        # what the first part of this process left is what imports and pools keep
+        # cycles that nothing reaches are not kept; what the first part of this process left is imports and pools
+        gc.collect()
         base = base or resident_bytes()
         state["grown"] = max(state["grown"], resident_bytes() - base)
         arguments.state.parent.mkdir(parents=True, exist_ok=True)

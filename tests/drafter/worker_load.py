@@ -251,7 +251,7 @@ def load_worker(
 ) -> Iterator[tuple[WorkerHandler, DraftEngine, WorkerLoad]]:
     """A handler over the synthetic tiny shape in FP32, and a load on it; every ``lose_every``-th step is lost.
 
-    The reference drafts, or, ``without_network``, what stands in for it at a twentieth of the time.
+    The reference drafts, or, ``without_network``, what stands in for it at a fraction of the time.
     """
     path = folder / "worker.toml"
     path.write_text(CONFIG)
