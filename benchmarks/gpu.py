@@ -3,9 +3,8 @@
     python benchmarks/gpu.py [--observation DIR] [--quick] [--peer-dir DIR]
 
 Every time is the median of graph replays with at least 20 calls in the graph. Peers are measured in the same run; the
-torch ones are our own plain statements of the same job; another engine's kernels are timed where `--peer-dir` names
-them (`gpu_peer`). Correctness runs first: a run
-with a failed check reports no speed.
+torch ones are our own plain statements of the same job; another engine's kernels are timed where their files are in
+build/peer or `--peer-dir` (`gpu_peer`). Correctness runs first: a run with a failed check reports no speed.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ from remote_dspark.observe import Recorder, output_folder
 from remote_dspark.qualify.hold import prove_hold
 
 RESULT = Path(__file__).resolve().parents[1] / "build" / "bench_gpu.json"
+PEER = RESULT.parent / "peer"
+"""Where another engine's files are looked for; not in the command, so that no receipt names a folder of a machine."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,9 @@ def main() -> int:
     parser.add_argument("--require-hold", action="store_true", help="refuse to run outside an open hold")
     parser.add_argument("--quick", action="store_true", help="fewer batch sizes")
     parser.add_argument("--stress-seconds", type=float, default=15.0, help="at most, for each of two proofs")
-    parser.add_argument("--peer-dir", type=Path, metavar="DIR", help="another engine's files, see gpu_peer")
+    parser.add_argument("--peer-dir", type=Path, metavar="DIR", help="another engine's files (gpu_peer); build/peer")
     arguments = parser.parse_args()
+    peer = arguments.peer_dir or PEER
     begin = time.monotonic()
     recorder = None
     if arguments.observation or arguments.require_hold:
@@ -140,10 +142,10 @@ def main() -> int:
     # a kernel whose check failed is not timed
     good = {check.name for check in found if check.ok} - {check.name for check in found if not check.ok}
     gpu_ceilings.measure(report)
-    if arguments.peer_dir:
-        gpu_peer.measure(report, arguments.peer_dir)
+    if peer.is_dir():
+        gpu_peer.measure(report, peer)
     else:
-        print("peer: not run, no --peer-dir")
+        print(f"peer: not run, expected its files in {peer}")
     if "head-exact" in good:
         gpu_head.measure_cached(report, (1, 4) if arguments.quick else (1, 2, 3, 4))
     if {"verifier-exact", "verifier-replays"} <= good:
@@ -151,7 +153,7 @@ def main() -> int:
     if "markov-exact" in good:
         gpu_head.measure_uncached(report, (1, 4) if arguments.quick else (1, 2, 3, 4))
     gpu_ceilings.add_rates(report)
-    if arguments.peer_dir:
+    if peer.is_dir():
         gpu_peer.compare(report)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps([asdict(line) for line in report.lines], indent=1) + "\n", encoding="ascii")

@@ -50,14 +50,8 @@ SMALL = [
 ]
 """As little as shows every step, for ranks that are interpreted."""
 
-PEER = ROOT / "build" / "peer"
-"""Another engine's files, see `gpu_peer`; without them its lines are reported as not run."""
-
 PROGRAMS: dict[str, tuple[str, list[str]]] = {
-    "kernels": (
-        "solo",
-        [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold", *(["--peer-dir", str(PEER)] if PEER.is_dir() else [])],
-    ),
+    "kernels": ("solo", [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold"]),
     "kernels-quick": (
         "solo",
         [str(ROOT / "benchmarks" / "gpu.py"), "--require-hold", "--quick", "--stress-seconds", "5"],

@@ -75,7 +75,7 @@ def bias_rows_kernel(
             found = ()
             for row in tl.static_range(R):
                 source = cache_ptr + slots[row].to(tl.int64) * cache_stride
-                found += (tl.load(source + columns, mask=real & (row < num_rows), other=0),)
+                found += (tl.load(source + columns, mask=real & (row < num_rows), other=0),)  # type: ignore[assignment]
             for row in tl.static_range(R):
                 tl.store(out_ptr + row * out_stride + columns, found[row], mask=real & (row < num_rows))
     else:
