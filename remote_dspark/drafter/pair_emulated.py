@@ -36,7 +36,7 @@ from remote_dspark.drafter.timings import StepTimings
 BOUND: Final = 2_000_000
 """Reads of the signal that a rank waits for: minutes, since an interpreted position takes part of a second."""
 
-QUIT_TIMEOUT_S: Final = 10.0
+QUIT_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from remote_dspark.qualify.pair_memory import PairMemory, PairShape
 ANSWER_TIMEOUT_S: Final = 300.0
 """Of a rank that starts beside many others on a busy machine."""
 
-QUIT_TIMEOUT_S: Final = 10.0
+QUIT_TIMEOUT_S: Final = 60.0
 PAIR_TIMEOUT_MS: Final = 5000
 UNLIMITED_EPOCHS: Final = 1 << 40
 
