@@ -13,7 +13,7 @@ import pytest
 
 from tests.hosts.estate import OP
 from tests.hosts.lab import Lab, why_not
-from tests.hosts.part import BOX_S, VARIABLE, Ledger, choose, resolve
+from tests.hosts.part import BOX_S, VARIABLE, Ledger, choose, place, resolve
 from tests.hosts.trio import Trio
 
 HERE = Path(__file__).parent
@@ -44,10 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[pytest.Item]) -> None:
-    part = resolve(os.environ.get(VARIABLE), len(cases), datetime.now(UTC).date())
+    today = datetime.now(UTC).date()
+    part = resolve(os.environ.get(VARIABLE), len(cases), today)
     chosen = choose([item.name for item in cases], part, config.stash[LEDGER].passed())
     left_out = {item for item in cases if item.name not in chosen}
-    items[:] = [item for item in items if item not in left_out]
+    kept = sorted((item for item in cases if item not in left_out), key=lambda item: place(item.name, today))
+    items[:] = [*kept, *(item for item in items if item not in cases)]
     config.hook.pytest_deselected(items=list(left_out))
     config.stash[BEGUN] = time.monotonic()
     config.stash[PART] = f"fault matrix: part {part}, {len(chosen)} of {len(cases)} cases; {VARIABLE}=all runs them all"
