@@ -4,7 +4,7 @@ Cases are dealt round by a hash of their names, so every part has some of each f
 many days as there are parts run everything. ``HOSTS_PART`` is read here only: ``all``, ``K/N`` (from 1), ``each``
 (one case of each family); ``today``, or nothing, lets the date choose K; ``left`` are the cases that have not passed
 yet according to the ledger, so that a whole run can be interrupted; without its file it begins again. The date decides
-the order inside a part too, and the part comes before all other tests of hosts, so that its time box holds nothing else.
+the order inside a part too, and the part comes before all other tests of hosts, so that its time box holds no other.
 """
 
 from __future__ import annotations
