@@ -48,7 +48,9 @@ def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[py
     part = resolve(os.environ.get(VARIABLE), len(cases), today)
     chosen = choose([item.name for item in cases], part, config.stash[LEDGER].passed())
     left_out = {item for item in cases if item.name not in chosen}
-    kept = sorted((item for item in cases if item not in left_out), key=lambda item: place(item.name, today))
+    kept = [item for item in cases if item not in left_out]
+    # By file first: those of one file need the same hosts.
+    kept.sort(key=lambda item: (place(item.path.name, today), place(item.name, today)))
     items[:] = [*kept, *(item for item in items if item not in cases)]
     config.hook.pytest_deselected(items=list(left_out))
     config.stash[BEGUN] = time.monotonic()

@@ -69,7 +69,14 @@ class Lab:
     def machines_named(
         self, *names: str, image: Callable[[Path], None] | None = None, is_bare: bool = False
     ) -> list[Machine]:
-        """Hosts of these names, booted all at once when they are off; ``image`` fills their fresh disks."""
+        """Hosts of these names, booted all at once when they are off; ``image`` fills their fresh disks.
+
+        All others are powered off and keep their disks: a machine has room for a few service managers only (each takes
+        inotify instances, of which a user has 128).
+        """
+        for name, machine in self.machines.items():
+            if name not in names and machine.is_up:
+                machine.power_off()
         for name in names:
             if name not in self.machines:
                 self.machines[name] = self._machine(name, 10 + len(self.machines))
