@@ -35,6 +35,7 @@ from coordinator.store_snapshot import (
     OWN_NAMES,
     RECEIPT_NAME,
     Snapshot,
+    envelopes_of,
     listed_entries,
     receipt_stem,
     take_snapshot,
@@ -197,7 +198,7 @@ class Store:
                 link_new(staged, final)
                 lines.append(f"{digest}  samples/{digest}")
                 touched.append(self.path / "samples")
-        for envelope in sorted(pending.glob(f"{stem}.*.dsse.json")):
+        for envelope in (pending / name for name in envelopes_of(stem, self.names("pending"))):
             link_new(envelope, folder / envelope.name)
             lines.append(f"{hashlib.sha256(envelope.read_bytes()).hexdigest()}  receipts/{envelope.name}")
         link_new(pending / f"{stem}.json", folder / f"{stem}.json")
@@ -241,7 +242,7 @@ class Store:
             if receipt.id != head.head:
                 # Nothing but the very next receipt can have been staged; anything else was put there by somebody.
                 head.follow(receipt.id, receipt.predicate.chain)
-            for envelope in pending.glob(f"{stem}.*.dsse.json"):
+            for envelope in (pending / name for name in envelopes_of(stem, self.names("pending"))):
                 read_document(read_file(envelope, MAX_ENVELOPE_BYTES), MAX_ENVELOPE_BYTES)
             for sample in receipt.predicate.samples:
                 content = self.read_sample(sample.sha256, pending / f"sample-{sample.sha256}")

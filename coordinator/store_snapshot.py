@@ -43,6 +43,11 @@ def sort_names(names: Iterable[str]) -> tuple[list[str], dict[str, tuple[str, ..
     return receipts, envelopes
 
 
+def envelopes_of(stem: str, names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that are envelopes of one receipt, sorted. A pattern for each stem would be compiled anew."""
+    return sorted(name for name in names if (match := ENVELOPE_NAME.fullmatch(name)) and match[1] == stem)
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What a store held at one moment.
