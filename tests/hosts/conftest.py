@@ -13,7 +13,7 @@ import pytest
 
 from tests.hosts.estate import OP
 from tests.hosts.lab import Lab, why_not
-from tests.hosts.part import BOX_S, VARIABLE, Ledger, choose, place, resolve
+from tests.hosts.part import BOX_VARIABLE, VARIABLE, Ledger, box_s, choose, place, resolve
 from tests.hosts.trio import Trio
 
 HERE = Path(__file__).parent
@@ -60,7 +60,7 @@ def _keep_a_part(config: pytest.Config, items: list[pytest.Item], cases: list[py
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """The time box of the part that runs by default."""
     is_boxed = PART in item.config.stash and VARIABLE not in os.environ and item.path.name.startswith(MATRIX)
-    if is_boxed and time.monotonic() - item.config.stash[BEGUN] > BOX_S:
+    if is_boxed and time.monotonic() - item.config.stash[BEGUN] > box_s(os.environ.get(BOX_VARIABLE)):
         pytest.skip("NOT RUN: the time of the part is over")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.part import CASES_PER_PART, Ledger, choose, place, resolve
+from tests.hosts.part import CASES_PER_PART, Ledger, box_s, choose, place, resolve
 
 NAMES = [f"test_{family}[{number}]" for family in "abcdef" for number in range(95)]
 MONDAY = date(2026, 1, 5)
@@ -46,3 +46,10 @@ def test_a_part_that_is_none_is_refused(wanted: str) -> None:
     """Red when a misspelled part runs nothing and passes."""
     with pytest.raises(ValueError, match="HOSTS_PART"):
         resolve(wanted, 100, MONDAY)
+
+
+def test_a_time_box_is_only_made_shorter() -> None:
+    """Red when a typing error lifts the box, or a hurried run has none."""
+    assert [box_s(asked) for asked in (None, "", "60", "9999")] == [480.0, 480.0, 60.0, 480.0]
+    with pytest.raises(ValueError, match="HOSTS_BOX_S"):
+        box_s("soon")
