@@ -38,8 +38,7 @@ def hold_until_broken(window: Window, guard: GuardClient) -> None:
     with window:
         window.open()
         guard.call("break", {"hold_id": window.hold_id, "reason": "test"}, with_claim=False)
-        window.step_bound(None)
-        window.check_ownership()
+        window.prove_ownership()
 
 
 def hold_until_the_holder_dies(window: Window, state: Path) -> None:
