@@ -43,16 +43,12 @@ def with_merged(store: Store) -> Iterator[Store]:
 
 def loader(store: Store) -> Callable[[str], bytes | None]:
     """A look-up of receipts by their whole id over one listing, merged logs included; None for what is not there."""
-    paths: dict[str, list[str]] = {}
+    listed: list[dict[str, list[str]]] = []
 
     def load(receipt_id: str) -> bytes | None:
-        if not paths:
-            for kept in with_merged(store):
-                for name in kept.names("receipts"):
-                    match = RECEIPT_NAME.fullmatch(name)
-                    if match:
-                        paths.setdefault(match[3], []).append(f"{kept.path}/receipts/{name}")
-        for path in paths.get(receipt_id[:12], ()):
+        if not listed:
+            listed.append(_receipt_paths(store))
+        for path in listed[0].get(receipt_id[:12], ()):
             with contextlib.suppress(ReceiptError):
                 content = read_file(path)
                 if hashlib.sha256(content).hexdigest() == receipt_id:
@@ -60,6 +56,17 @@ def loader(store: Store) -> Callable[[str], bytes | None]:
         return None
 
     return load
+
+
+def _receipt_paths(store: Store) -> dict[str, list[str]]:
+    """Paths of receipts by the digits in their names; whole or, when a folder cannot be listed, refused each time."""
+    paths: dict[str, list[str]] = {}
+    for kept in with_merged(store):
+        for name in kept.names("receipts"):
+            match = RECEIPT_NAME.fullmatch(name)
+            if match:
+                paths.setdefault(match[3], []).append(f"{kept.path}/receipts/{name}")
+    return paths
 
 
 class MergedLogs:

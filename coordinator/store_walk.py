@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -28,8 +29,8 @@ from receipts.findings import Entry, LogReport, Options, Outline, Verified
 from receipts.signing import AllowedSigners
 from receipts.verify import LogVerifier
 
-_CHUNK: Final = 250
-"""Entries a process takes at a time: about a tenth of a second of work."""
+_CHUNK: Final = 64
+"""Entries a process takes at a time: some hundredths of a second of work; a bound on what outlines take in memory."""
 _WORTH_PROCESSES: Final = 4000
 """Entries from which a second process, which needs half a second to start, pays."""
 _MAX_JOBS: Final = 8
@@ -120,7 +121,8 @@ def _outlines(store: Store, options: Options, snapshot: Snapshot, first: int, jo
     listed = list(listed_entries(snapshot, first))
     if jobs is None:
         jobs = min(len(os.sched_getaffinity(0)), _MAX_JOBS) if len(listed) >= _WORTH_PROCESSES else 1
-    if jobs == 1:
+    jobs = min(jobs, -(-len(listed) // _CHUNK))
+    if jobs <= 1:
         for name, envelope_names in listed:
             yield _examine(store, options, name, envelope_names)
         return
@@ -139,11 +141,11 @@ def _outlines(store: Store, options: Options, snapshot: Snapshot, first: int, jo
 
 
 def _in_order(pool: ProcessPoolExecutor, listed: Sequence[Named], jobs: int) -> Iterator[Examined]:
-    # A few chunks ahead, no more: outlines that wait to be judged are memory.
+    # One chunk ahead, no more: outlines that wait to be judged are memory.
     running = deque[Future[list[Examined]]]()
     for chunk in (listed[at : at + _CHUNK] for at in range(0, len(listed), _CHUNK)):
         running.append(pool.submit(_examine_chunk, chunk))
-        if len(running) > 2 * jobs:
+        if len(running) > jobs:
             yield from running.popleft().result()
     while running:
         yield from running.popleft().result()
@@ -161,11 +163,20 @@ _mine: dict[str, tuple[Store, Options]] = {}
 
 
 def _start_examining(path: Path, now_utc: str | None, signers: AllowedSigners | None) -> None:
+    threading.Thread(target=_end_with_the_parent, daemon=True, name="parent-watch").start()
     store = Store(path)
     options = Options(
         now_utc=now_utc, signers=signers, load=loader(store), sample=store.read_sample, recompute=RECOMPUTE
     )
     _mine["store"] = (store, options)
+
+
+def _end_with_the_parent() -> None:
+    """A verification that was killed cannot tell its processes: they see that it is gone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _examine_chunk(chunk: Sequence[Named]) -> list[Examined]:

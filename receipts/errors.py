@@ -76,6 +76,10 @@ class ReceiptError(Exception):
         self.where = where
         super().__init__(f"{code.value}: {message}" + (f" (at {where})" if where else ""))
 
+    def __reduce__(self) -> tuple[type[ReceiptError], tuple[Code, str, str]]:
+        """To another process it goes as its three parts; the text alone would not make one."""
+        return type(self), (self.code, self.message, self.where)
+
     def at(self, where: str) -> ReceiptError:
         """The same refusal with its place named, unless one is known already."""
         return self if self.where else ReceiptError(self.code, self.message, where)

@@ -38,15 +38,16 @@ def overclaims(predicate: Predicate) -> list[str]:
 def physical_ranks(predicate: Predicate) -> int:
     """Distinct GPUs of its hosts that every observation names as the ranks of a physical pair; 0 when one does not.
 
-    A host with two GPUs is not enough: both ranks may have run on one of them, or on none.
+    A host with two GPUs is not enough: both ranks may have run on one of them, or on none. Nor are GPUs of two hosts:
+    ranks reach each other inside one.
     """
-    gpus = {gpu.uuid for host in predicate.hosts for gpu in host.gpus}
+    gpus = {host.name: {gpu.uuid for gpu in host.gpus} for host in predicate.hosts}
     observed: tuple[bodies.Observation, ...] = getattr(predicate.body, "observations", ())
     counts = []
     for observation in observed:
         is_physical = observation.labels.get("topology") == "physical" and observation.compute == "cuda"
         ranks = {text for name, text in observation.labels.items() if _RANK.fullmatch(name)}
-        counts.append(len(ranks) if is_physical and ranks <= gpus else 0)
+        counts.append(len(ranks) if is_physical and ranks <= gpus.get(observation.host, set()) else 0)
     return min(counts, default=0)
 
 

@@ -144,4 +144,6 @@ def load_probe_config(path: Path) -> ProbeConfig:
         identity_expected=fields.folder("identity_expected") if "identity_expected" in fields else None,
     )
     fields.require_empty()
+    if config.identity_expected is not None and not config.identity_positions:
+        raise ObserveError(f"{path}: field identity_positions: expected at least 1 beside identity_expected, found 0")
     return config

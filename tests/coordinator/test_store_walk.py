@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from coordinator import store_walk
 from coordinator.errors import CoordinatorError
 from coordinator.store import Store
 from coordinator.store_walk import Trust, walk
-from receipts.errors import Code
+from receipts.errors import Code, ReceiptError
 from receipts.fields import Kind
 from receipts.findings import Finding, LogReport, Outline
 
@@ -130,4 +133,38 @@ def test_a_long_log_is_examined_in_one_process_per_core(store: Store, monkeypatc
     monkeypatch.setattr(store_walk, "_WORTH_PROCESSES", NUM_RECEIPTS)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(30)))
     assert walk(store, TRUST, jobs=None).num_receipts == NUM_RECEIPTS
-    assert asked == [8]
+    monkeypatch.setattr(store_walk, "_CHUNK", 1)
+    assert walk(store, TRUST, jobs=None).num_receipts == NUM_RECEIPTS
+    # No more than there are chunks, and no more than eight.
+    assert asked == [4, 8]
+
+
+ORPHANS = """
+import os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from coordinator.store_walk import _start_examining
+pool = ProcessPoolExecutor(1, get_context("spawn"), _start_examining, (Path(sys.argv[1]), None, None))
+print(pool.submit(os.getpid).result(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_verification_that_was_killed(store: Store) -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHANS, str(store.path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        examining = Path("/proc", parent.stdout.readline().decode().strip())
+        assert examining.exists()
+        parent.kill()
+        parent.wait()
+    ends = time.monotonic() + 30
+    while examining.exists() and (examining / "stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < ends, "a process outlived its verification"
+        time.sleep(0.05)
+
+
+def test_a_refusal_is_the_same_on_the_other_side() -> None:
+    error = ReceiptError(Code.TORN, "half a file", "HEAD")
+    found = pickle.loads(pickle.dumps(error))
+    assert (found.code, found.message, found.where, str(found)) == (error.code, error.message, error.where, str(error))

@@ -207,6 +207,11 @@ def test_what_a_worker_proposes_is_compared_by_one_file(on_pair: ServerPair, tmp
         assert (document["values"]["identity.positions"], checks(document)["identity.draws"]) == (48, True)
     [found] = [check["found"] for check in document["checks"] if check["name"] == "identity.same"]
     assert "chunk 1 of batch 2: other tokens" in found
+    config.write_text(text.replace("identity_positions = 40\n", "") + f'identity_expected = "{known}"\n')
+    refused, errors = finish(start("whole_worker", config, tmp_path / "nothing"))
+    assert refused == 2
+    assert "identity_positions: expected at least 1 beside identity_expected" in errors
+    config.write_text(text)
     refused, errors = finish(start("whole_worker", config, tmp_path / "refused", "--physical"))
     assert refused == 2
     assert "two CUDA devices" in errors

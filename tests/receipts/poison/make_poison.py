@@ -229,6 +229,13 @@ def pair_elsewhere(world: World) -> None:
     world.edit("pair-2", body)
 
 
+@poison("the ranks of the pair ran on two hosts, one GPU each")
+def pair_across_hosts(world: World) -> None:
+    labels = PHYSICAL | {"rank.1.uuid": "GPU-beta-0"}
+    body = bodies.PairQualificationBody(observations=(observation(labels=labels),), gates=rows("pair"))
+    world.edit("pair-2", body, hosts=(gpu_host(num_gpus=1), gpu_host("beta", num_gpus=1)))
+
+
 @poison("measured on CUDA, but nothing says that it was a physical pair")
 def pair_without_ranks(world: World) -> None:
     body = bodies.PairQualificationBody(observations=(observation(),), gates=rows("pair"))
