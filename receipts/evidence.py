@@ -39,15 +39,16 @@ def physical_ranks(predicate: Predicate) -> int:
     """Distinct GPUs of its hosts that every observation names as the ranks of a physical pair; 0 when one does not.
 
     A host with two GPUs is not enough: both ranks may have run on one of them, or on none. Nor are GPUs of two hosts:
-    ranks reach each other inside one.
+    ranks reach each other inside one. And what was observed outside a hold, or in another, counts nothing.
     """
     gpus = {host.name: {gpu.uuid for gpu in host.gpus} for host in predicate.hosts}
     observed: tuple[bodies.Observation, ...] = getattr(predicate.body, "observations", ())
     counts = []
     for observation in observed:
         is_physical = observation.labels.get("topology") == "physical" and observation.compute == "cuda"
+        is_held = observation.hold_id is not None and predicate.position.hold_id in {None, observation.hold_id}
         ranks = {text for name, text in observation.labels.items() if _RANK.fullmatch(name)}
-        counts.append(len(ranks) if is_physical and ranks <= gpus.get(observation.host, set()) else 0)
+        counts.append(len(ranks) if is_physical and is_held and ranks <= gpus.get(observation.host, set()) else 0)
     return min(counts, default=0)
 
 

@@ -236,6 +236,18 @@ def pair_across_hosts(world: World) -> None:
     world.edit("pair-2", body, hosts=(gpu_host(num_gpus=1), gpu_host("beta", num_gpus=1)))
 
 
+@poison("the pair was observed outside a hold")
+def pair_outside_a_hold(world: World) -> None:
+    found = observation(labels=PHYSICAL).model_copy(update={"hold_id": None, "hold_epoch": None})
+    world.edit("pair-1", bodies.PairQualificationBody(observations=(found,), gates=rows("pair")))
+
+
+@poison("the pair was observed in another hold than its receipt says")
+def pair_of_another_hold(world: World) -> None:
+    step = world.step("pair-2")
+    world.edit("pair-2", position=step.changes["position"] | {"hold_id": "campaign-1-2"})
+
+
 @poison("measured on CUDA, but nothing says that it was a physical pair")
 def pair_without_ranks(world: World) -> None:
     body = bodies.PairQualificationBody(observations=(observation(),), gates=rows("pair"))
