@@ -7,6 +7,8 @@ read its programs through bind mounts, so that an image without a byte serves, a
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,13 @@ from tests.hosts.estate import PYTHON, SERVE, fill_disk
 from tests.hosts.machine import Machine, wait_for
 
 UNPACKED = Path(__file__).parents[2] / "build" / "docker"
+_INSIDE = Path("/opt/docker")
+"""Where a host has it: the checkout itself may lie below a folder that hosts have of their own."""
 BOX_PORT = 8003
 
-_PATHS = f"{UNPACKED}/usr/bin:{UNPACKED}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PATHS = f"{_INSIDE}/usr/bin:{_INSIDE}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 _DAEMON = (
-    f"{UNPACKED}/usr/sbin/dockerd --iptables=false --ip6tables=false --ip-forward=false --bridge=none "
+    f"{_INSIDE}/usr/sbin/dockerd --iptables=false --ip6tables=false --ip-forward=false --bridge=none "
     "--storage-driver=vfs"
 )
 _UNIT = f"""[Service]
@@ -47,7 +51,16 @@ def fill_docker_disk(upper: Path) -> None:
     (units / "multi-user.target.wants/docker.service").symlink_to("../docker.service")
     program = upper / "usr/local/bin/docker"
     program.parent.mkdir(parents=True, exist_ok=True)
-    program.symlink_to(UNPACKED / "usr/bin/docker")
+    program.symlink_to(_INSIDE / "usr/bin/docker")
+    shutil.copytree(UNPACKED, upper / _INSIDE.relative_to("/"), symlinks=True, copy_function=_link)
+
+
+def _link(source: str, target: str) -> None:
+    """A second name costs nothing; on another file system it is a copy."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def docker(machine: Machine, *argv: str, check: bool = True) -> str:
