@@ -1,7 +1,7 @@
-"""``coordinator receipts verify``: walks a store, compares it with what is remembered elsewhere, prints the findings.
+"""``coordinator receipts verify``: compares a store with what is remembered elsewhere, and prints the findings.
 
-The judging is ``receipts.verify``; this file reads files and renders. Nothing but the arguments decides what is
-checked: no configuration of the working directory, no environment.
+The walk is ``store_walk``, the judging ``receipts.verify``; this file reads what is trusted, and renders. Nothing but
+the arguments decides what is checked: no configuration of the working directory, no environment.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class _Examiner:
         self._check_times(receipt)
         verdict = self._check_verdict(receipt, self._check_samples(receipt))
         signatures = self._check_signatures(receipt, entry.envelopes)
-        facts = facts_of(receipt, entry, is_signed=bool(signatures))
+        facts = _facts_of(receipt, entry, is_signed=bool(signatures))
         return Examined(Outline(self.name, facts, tuple(self._findings)), receipt, verdict, signatures)
 
     def _find(self, code: Code, where: str, message: str, outcome: Outcome = Outcome.FAIL) -> None:
@@ -172,7 +172,7 @@ class _Examiner:
         return tuple(valid.values())
 
 
-def facts_of(receipt: Receipt, entry: Entry, *, is_signed: bool) -> Facts:
+def _facts_of(receipt: Receipt, entry: Entry, *, is_signed: bool) -> Facts:
     """What the log as a whole needs of a receipt and the files beside it."""
     predicate = receipt.predicate
     built_on = [(parent.kind.value, parent.sha256) for parent in predicate.parents]

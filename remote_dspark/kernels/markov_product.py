@@ -57,7 +57,7 @@ def load_rows(w1_words, tokens, R: tl.constexpr, RANK: tl.constexpr):
 
 
 @triton.jit
-def _stack(values, N: tl.constexpr):
+def stack(values, N: tl.constexpr):
     """A tuple of N = 1, 2 or 4 tensors [n] as [n, N], or [n] for one."""
     if N == 1:
         stacked = values[0]
@@ -102,7 +102,7 @@ def _sum_steps(steps, w1, R: tl.constexpr, RANK: tl.constexpr):
     found = ()
     for row in tl.static_range(R):
         found += (_tree((sums[4 * row] + sums[4 * row + 1]) + (sums[4 * row + 2] + sums[4 * row + 3])),)  # type: ignore[assignment]
-    return tl.reshape(_stack(found, R), [BLOCK * R])
+    return tl.reshape(stack(found, R), [BLOCK * R])
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def continue_products(
         for block in tl.static_range(BLOCKS):
             blocks += (_sum_steps(ahead[block * STEPS : (block + 1) * STEPS], w1, R, RANK),)  # type: ignore[assignment]
         ahead = following
-        found = tl.reshape(_stack(blocks, BLOCKS), [SUB * R])
+        found = tl.reshape(stack(blocks, BLOCKS), [SUB * R])
         # after a sum over threads each of them holds a copy, and everything behind it would be kept and done once per
         # copy; a gather by position is the one operation whose result does not inherit that layout
         found = tl.gather(found, tl.arange(0, SUB * R), 0)

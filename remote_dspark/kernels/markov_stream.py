@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from remote_dspark.kernels.markov_product import LANES
+from remote_dspark.kernels.markov_product import LANES, stack
 from remote_dspark.kernels.selection import HAS_ASSEMBLY
 
 WIDTH = tl.constexpr(16)
@@ -184,18 +184,6 @@ def ask_columns(w2_ptr, first, end, COLUMNS: tl.constexpr, RANK: tl.constexpr):
     line = tl.arange(0, COLUMNS * LINES)
     column = tl.minimum(first + line // LINES, end - 1)
     ask_lines(w2_ptr + column.to(tl.int64) * RANK + line % LINES * 64)
-
-
-@triton.jit
-def stack(values, N: tl.constexpr):
-    """A tuple of N = 1, 2 or 4 tensors as one with them last."""
-    if N == 1:
-        stacked = values[0]
-    elif N == 2:
-        stacked = tl.join(values[0], values[1])
-    else:
-        stacked = tl.join(tl.join(values[0], values[2]), tl.join(values[1], values[3]))
-    return stacked
 
 
 @triton.constexpr_function

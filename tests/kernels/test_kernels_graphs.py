@@ -29,20 +29,11 @@ def test_a_missing_graph_refuses(device):
 
 
 @pytest.mark.gpu
-def test_replays_with_changed_inputs():
+@pytest.mark.parametrize("check", ["check_graph_replays", "check_overlapping_graphs"])
+def test_replays_with_changed_inputs_and_at_the_same_time(check):
     if not torch.cuda.is_available():
         pytest.fail("the gpu lane needs a CUDA device; leave it out elsewhere with -m 'not gpu'")
-    from remote_dspark.kernels.graph_checks import check_graph_replays
+    from remote_dspark.kernels import graph_checks
 
-    found = check_graph_replays("cuda", 5003, tile=1024)
-    assert found.ok, found
-
-
-@pytest.mark.gpu
-def test_graphs_that_run_at_the_same_time():
-    if not torch.cuda.is_available():
-        pytest.fail("the gpu lane needs a CUDA device; leave it out elsewhere with -m 'not gpu'")
-    from remote_dspark.kernels.graph_checks import check_overlapping_graphs
-
-    found = check_overlapping_graphs("cuda", 5003, tile=1024)
+    found = getattr(graph_checks, check)("cuda", 5003, tile=1024)
     assert found.ok, found
