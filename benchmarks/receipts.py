@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import json
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.store import Store
-from coordinator.store_snapshot import receipt_stem
+from coordinator.store_snapshot import RECEIPT_NAME, receipt_stem, sequence_of
 from receipts import bodies
 from receipts.build import build_receipt
 from receipts.canonical import receipt_id, statement_bytes
@@ -35,7 +36,9 @@ from receipts.reader import read_receipt
 CORES = 2
 """Processes that examine receipts: the goal is stated for two cores."""
 SOURCE = hashlib.sha256(b"benchmark").hexdigest()
-LOG = "b" * 32
+ARCHIVE = Path(__file__).resolve().parent.parent / "receipts" / "archive" / "rehearsal"
+COMPARE_EVERY = 1000
+"""Each costs a verifier some 10 ms; they are here so that the tables which they need are in the figures."""
 ROWS = 8
 """Rows in the table of one receipt: with them a receipt is about as long as the median one of a rehearsal."""
 
@@ -60,26 +63,35 @@ def ordinary_draft() -> bytes:
 
 
 def make_store(path: Path, number: int) -> Path:
-    """A store of linked receipts, each with two parents, written without the store's syncs."""
-    for folder in ("receipts", "samples", "pending"):
-        (path / folder).mkdir(parents=True)
-    draft = read_receipt(ordinary_draft())
-    ids: list[str] = []
-    with (path / "SHA256SUMS").open("w") as sums:
-        for sequence in range(number):
-            previous = ids[-1] if ids else None
-            parents = tuple(
-                Parent(kind=Kind.HOLD, sha256=ids[place], role="before") for place in {sequence // 2, sequence // 3}
-                if place < sequence
-            )  # fmt: skip
-            changes = {"chain": ChainLink(log=LOG, sequence=sequence, previous=previous), "parents": parents}
-            predicate = draft.predicate.model_copy(update=changes)
-            content = statement_bytes(Statement.model_construct(subjects=draft.subjects, predicate=predicate))
-            ids.append(receipt_id(content))
-            name = f"receipts/{receipt_stem(sequence, Kind.HOLD, ids[-1])}.json"
+    """The archived rehearsal, continued to ``number`` linked receipts without the store's syncs.
+
+    Ordinary receipts have two parents; every ``COMPARE_EVERY``-th one is the rehearsal's comparison over again, for
+    which a verifier opens the four arms that it names.
+    """
+    shutil.copytree(ARCHIVE, path)
+    for folder in ("samples", "pending"):
+        (path / folder).mkdir(exist_ok=True)
+    head, draft = Store(path).head(), read_receipt(ordinary_draft())
+    comparison = next(read_receipt(file.read_bytes()) for file in (path / "receipts").glob("*-comparison-*.json")
+                      if RECEIPT_NAME.fullmatch(file.name))  # fmt: skip
+    previous, ids = head.head, list[str]()
+    with (path / "SHA256SUMS").open("a") as sums:
+        for sequence in range(head.count, number):
+            changes: dict[str, Any] = {"chain": ChainLink(log=head.log, sequence=sequence, previous=previous)}
+            model = comparison
+            if sequence % COMPARE_EVERY:
+                places = {len(ids) // 2, len(ids) // 3} if ids else set()
+                changes["parents"] = tuple(Parent(kind=Kind.HOLD, sha256=ids[at], role="before") for at in places)
+                model = draft
+            predicate = model.predicate.model_copy(update=changes)
+            content = statement_bytes(Statement.model_construct(subjects=model.subjects, predicate=predicate))
+            previous = receipt_id(content)
+            if model is draft:
+                ids.append(previous)
+            name = f"receipts/{receipt_stem(sequence, predicate.kind, previous)}.json"
             (path / name).write_bytes(content)
-            sums.write(f"{ids[-1]}  {name}\n")
-    (path / "HEAD").write_bytes(Head(LOG, number, ids[-1]).encode())
+            sums.write(f"{previous}  {name}\n")
+    (path / "HEAD").write_bytes(Head(head.log, number, previous).encode())
     return path
 
 
@@ -87,12 +99,18 @@ def shorten(store: Path, path: Path, number: int) -> Path:
     """A store of the first receipts of another one: the same files under second names."""
     for folder in ("receipts", "samples", "pending"):
         (path / folder).mkdir(parents=True)
-    lines = (store / "SHA256SUMS").read_text().splitlines(keepends=True)[:number]
-    for line in lines:
-        name = line[66:].rstrip()
+    lines: list[str] = []
+    last = ""
+    for line in (store / "SHA256SUMS").read_text().splitlines(keepends=True):
+        name = Path(line[66:].rstrip())
+        if RECEIPT_NAME.fullmatch(name.name):
+            if sequence_of(name.name) == number:
+                break
+            last = line[:64]
         (path / name).hardlink_to(store / name)
+        lines.append(line)
     (path / "SHA256SUMS").write_text("".join(lines))
-    (path / "HEAD").write_bytes(Head(LOG, number, lines[-1][:64]).encode())
+    (path / "HEAD").write_bytes(Head(Store(store).head().log, number, last).encode())
     return path
 
 

@@ -17,7 +17,7 @@ from coordinator.clock import SystemClock
 from coordinator.errors import UsageError
 from coordinator.render import Reporter, print_json, write_line
 from coordinator.store import Store
-from coordinator.store_files import Syncer, read_file, write_new
+from coordinator.store_files import read_file, sync, write_new
 from receipts.errors import ReceiptError
 from receipts.reader import read_receipt
 from receipts.signing import AllowedSigners, Ed25519Signer, Role, load_signer, parse_allowed_signers
@@ -46,7 +46,7 @@ def new_key(name: str, role: str, out: Path, *, json: bool) -> int:
         write_new(out, pem, mode=0o600)
     except FileExistsError as error:
         raise UsageError("a key is never replaced", where=str(out), found="a file of this name") from error
-    Syncer().sync(out, out.parent)
+    sync(out, out.parent)
     keyid = Ed25519Signer(private).keyid
     if json:
         print_json({"name": name, "role": role, "keyid": keyid, "public_key": public, "private_key_file": str(out)})

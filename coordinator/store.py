@@ -29,7 +29,7 @@ from typing import Final, NewType, Protocol
 
 from filelock import FileLock, Timeout
 
-from coordinator.store_files import Syncer, copy_sample, link_new, read_file, write_new
+from coordinator.store_files import copy_sample, link_new, read_file, sync, write_new
 from coordinator.store_snapshot import (
     ENVELOPE_NAME,
     OWN_NAMES,
@@ -71,7 +71,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
-        self._syncer = Syncer()
+        # A lock on a network file system may silently be none; never fall back to a weaker kind (facts 8).
+        self._lock = FileLock(self.path / ".lock", timeout=LOCK_TIMEOUT_S, fallback_to_soft=False)
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -130,10 +131,10 @@ class Store:
                 raise ReceiptError(Code.BAD_NAME, "expected a new signer, found this key's envelope already", final)
             staged = self.path / "pending" / final
             write_new(staged, envelope)
-            self._syncer.sync(staged, staged.parent)
+            sync(staged, staged.parent)
             link_new(staged, self.path / "receipts" / final)
             self._add_sums([f"{hashlib.sha256(envelope).hexdigest()}  receipts/{final}"])
-            self._syncer.sync(self.path / "receipts", self.path / "SHA256SUMS")
+            sync(self.path / "receipts", self.path / "SHA256SUMS")
             staged.unlink()
         return final
 
@@ -154,16 +155,14 @@ class Store:
             (self.path / "SHA256SUMS").touch(mode=0o644)
             empty = Head(log=secrets.token_hex(16), count=0, head=None)
             write_new(self.path / "HEAD.new", empty.encode(), mode=0o644, replace=True)
-            self._syncer.sync(self.path / "HEAD.new")
+            sync(self.path / "HEAD.new")
             (self.path / "HEAD.new").rename(self.path / "HEAD")
-            self._syncer.sync(self.path, self.path.parent)
+            sync(self.path, self.path.parent)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        # A lock on a network file system may silently be none; never fall back to a weaker kind (facts 8).
-        lock = FileLock(self.path / ".lock", timeout=LOCK_TIMEOUT_S, fallback_to_soft=False)
         try:
-            with lock:
+            with self._lock:
                 yield
         except Timeout as error:
             raise ReceiptError(
@@ -185,7 +184,7 @@ class Store:
             write_new(written[-1], signer.sign(receipt.content))
         written.append(pending / f"{stem}.json")
         write_new(written[-1], receipt.content)
-        self._syncer.sync(*written, pending)
+        sync(*written, pending)
 
     def _publish(self, receipt: Receipt) -> None:
         """Make a staged receipt visible. Every step may have been done already by a writer that died."""
@@ -208,12 +207,12 @@ class Store:
         if head.head != receipt.id:
             moved = head.follow(receipt.id, receipt.predicate.chain)
             write_new(self.path / "HEAD.new", moved.encode(), mode=0o644, replace=True)
-            self._syncer.sync(self.path / "HEAD.new", *touched)
+            sync(self.path / "HEAD.new", *touched)
             (self.path / "HEAD.new").rename(self.path / "HEAD")
-            self._syncer.sync(self.path)
+            sync(self.path)
         else:
             # A writer that died after the rename: what it did not sync may not be durable yet.
-            self._syncer.sync(self.path, *touched)
+            sync(self.path, *touched)
         self._clear_pending()
 
     def _recover(self) -> None:

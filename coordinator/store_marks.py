@@ -12,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from coordinator.store_files import Syncer, read_file, write_new
+from coordinator.store_files import read_file, sync, write_new
 from receipts.chain import Head, parse_head
 
 
@@ -59,7 +59,6 @@ class Marks:
                 return
             fresh = self._folder / f"{head.log}.new"
             write_new(fresh, head.encode(), mode=0o600, replace=True)
-            syncer = Syncer()
-            syncer.sync(fresh)
+            sync(fresh)
             fresh.rename(self._folder / f"{head.log}.json")
-            syncer.sync(self._folder)
+            sync(self._folder)

@@ -18,7 +18,7 @@ from coordinator.gate_admission import plain_writer
 from coordinator.keys import signer_from
 from coordinator.render import Reporter, print_json
 from coordinator.store import ReceiptId, Store
-from coordinator.store_files import Syncer, read_file, write_new
+from coordinator.store_files import read_file, sync, write_new
 from coordinator.store_merged import MAX_SUMS_BYTES, MERGE_COMMAND, merge_link, merged_store, with_merged
 from coordinator.store_verify import StoreVerdict, read_signers, unreadable
 from coordinator.store_walk import Trust, walk
@@ -121,7 +121,7 @@ def _copy_beside(source: Store, target: Store) -> None:
     for store in with_merged(source):
         _copy_store(store.path, part / store.path.relative_to(source.path))
     part.rename(target.path)
-    Syncer().sync(target.path.parent, target.path.parent.parent)
+    sync(target.path.parent, target.path.parent.parent)
 
 
 def _copy_store(source: Path, target: Path) -> None:
@@ -135,4 +135,4 @@ def _copy_store(source: Path, target: Path) -> None:
     for name in names:
         write_new(target / name, read_file(source / name, MAX_SAMPLE_BYTES))
     files = [target / name for name in ("SHA256SUMS", "HEAD", *names)]
-    Syncer().sync(*files, target / "receipts", target / "samples", target)
+    sync(*files, target / "receipts", target / "samples", target)

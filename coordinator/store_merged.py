@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,30 +44,35 @@ def with_merged(store: Store) -> Iterator[Store]:
 
 def loader(store: Store) -> Callable[[str], bytes | None]:
     """A look-up of receipts by their whole id over one listing, merged logs included; None for what is not there."""
-    listed: list[dict[str, list[str]]] = []
+    # Sorted names, not a table: each process that examines a long log has its own.
+    listed: list[tuple[str, list[str]]] = []
 
     def load(receipt_id: str) -> bytes | None:
         if not listed:
-            listed.append(_receipt_paths(store))
-        for path in listed[0].get(receipt_id[:12], ()):
-            with contextlib.suppress(ReceiptError):
-                content = read_file(path)
-                if hashlib.sha256(content).hexdigest() == receipt_id:
-                    return content
+            listed.extend(_receipt_names(store))
+        for folder, names in listed:
+            first = bisect_left(names, receipt_id[:12], key=_digits)
+            last = bisect_right(names, receipt_id[:12], lo=first, key=_digits)
+            for name in names[first:last]:
+                with contextlib.suppress(ReceiptError):
+                    content = read_file(f"{folder}/{name}")
+                    if hashlib.sha256(content).hexdigest() == receipt_id:
+                        return content
         return None
 
     return load
 
 
-def _receipt_paths(store: Store) -> dict[str, list[str]]:
-    """Paths of receipts by the digits in their names; whole or, when a folder cannot be listed, refused each time."""
-    paths: dict[str, list[str]] = {}
-    for kept in with_merged(store):
-        for name in kept.names("receipts"):
-            match = RECEIPT_NAME.fullmatch(name)
-            if match:
-                paths.setdefault(match[3], []).append(f"{kept.path}/receipts/{name}")
-    return paths
+def _receipt_names(store: Store) -> list[tuple[str, list[str]]]:
+    """Folders with their receipts' names by the digits in them; a folder that cannot be listed is refused each time."""
+    return [
+        (f"{kept.path}/receipts", sorted(filter(RECEIPT_NAME.fullmatch, kept.names("receipts")), key=_digits))
+        for kept in with_merged(store)
+    ]
+
+
+def _digits(name: str) -> str:
+    return name[-17:-5]
 
 
 class MergedLogs:

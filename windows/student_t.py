@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final
 
 DIGITS: Final = 50
@@ -57,8 +58,11 @@ def two_sided(t: Decimal, df: int) -> Decimal:
         return sine * total
 
 
+@lru_cache(maxsize=1024)
 def critical(df: int, confidence_ppm: int) -> Decimal:
     """The t beyond which, in both tails together, the rest of the probability lies.
+
+    Remembered: some 20 ms each, and a log of comparisons asks for the same few thousands of times.
 
     Args:
         df: Degrees of freedom, 1..400.
