@@ -119,7 +119,7 @@ def _replay_step(
     step: Step, recorded: Reply, seeds: dict[int, int], client: DrafterClient, result: ReplayResult
 ) -> None:
     start_ns = time.monotonic_ns()
-    found = client.step(replace(step, session=client.session))
+    found = client.step(step._replace(session=client.session))
     result.step_ns.append(time.monotonic_ns() - start_ns)
     for request, asked in enumerate(step.requests):
         key = derive_key(seeds[asked.slot], asked.generation)

@@ -6,7 +6,7 @@ then the length against what this frame type may be under the limits in force.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
@@ -32,8 +32,7 @@ _BEFORE_HELLO = frozenset({FrameType.HELLO, FrameType.ERROR})
 _TYPES = {int(t): t for t in FrameType}
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """A checked header; ``length`` is the payload's."""
 
     type: FrameType
@@ -89,17 +88,8 @@ def max_payload_bytes(frame_type: FrameType, limits: Limits) -> int:
     if frame_type is FrameType.STEP:
         return layout.STEP.size + limits.max_requests * layout.STEP_REQUEST.size
     if frame_type is FrameType.REPLY:
-        return max_reply_payload_bytes(limits)
+        return limits.max_reply_payload_bytes
     return layout.FIXED[frame_type].size
-
-
-def max_reply_payload_bytes(limits: Limits) -> int:
-    """Headers plus the larger of all-sparse and, where negotiated, all-dense rows."""
-    rows = limits.max_requests * limits.max_depth
-    widest = layout.REPLY_ENTRY.size * limits.max_support
-    if limits.allow_dense:
-        widest = max(widest, layout.DENSE_DTYPE.itemsize * limits.dense_width)
-    return layout.REPLY.size + limits.max_requests * layout.REPLY_REQUEST.size + rows * (layout.REPLY_ROW.size + widest)
 
 
 def require_reply_buffer(limits: Limits) -> None:
@@ -108,7 +98,7 @@ def require_reply_buffer(limits: Limits) -> None:
     Raises:
         BufferTooSmallError: states both sizes.
     """
-    needed = HEADER_BYTES + max_reply_payload_bytes(limits)
+    needed = HEADER_BYTES + limits.max_reply_payload_bytes
     if needed > limits.max_reply_bytes:
         raise BufferTooSmallError(
             f"replies of {limits.max_requests} requests x {limits.max_depth} positions need {needed} bytes, "

@@ -7,9 +7,11 @@ Sizes named in the specification's byte table are `payload_bytes`; frames add th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from remote_dspark.contract import DraftMode
+from remote_dspark.wire import layout
 from remote_dspark.wire.errors import BadHelloError, IdentityMismatchError
 from remote_dspark.wire.kinds import Role, RowKind
 from remote_dspark.wire.messages import Hello, Shard
@@ -56,9 +58,12 @@ _MINIMA: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
-    """What both ends agreed on; every bound of the codec and of the session comes from here."""
+    """What both ends agreed on; every bound of the codec and of the session comes from here.
+
+    What follows from the fields is computed once: every frame asks for it.
+    """
 
     draft_mode: DraftMode
     vocab_size: int
@@ -74,7 +79,7 @@ class Limits:
     allow_dense: bool
     shard_starts: tuple[int, ...] = (0,)
 
-    @property
+    @cached_property
     def whole_vocab(self) -> Shard:
         """The one shard of an unsharded reply."""
         return Shard(0, 1, 0, self.vocab_size)
@@ -88,6 +93,16 @@ class Limits:
     def rows_per_chunk(self) -> int:
         """STATE rows that fit one frame."""
         return self.max_state_chunk_bytes // self.state_row_bytes
+
+    @cached_property
+    def max_reply_payload_bytes(self) -> int:
+        """Headers plus the larger of all-sparse and, where negotiated, all-dense rows."""
+        rows = self.max_requests * self.max_depth
+        widest = layout.REPLY_ENTRY.size * self.max_support
+        if self.allow_dense:
+            widest = max(widest, layout.DENSE_DTYPE.itemsize * self.dense_width)
+        requests = self.max_requests * layout.REPLY_REQUEST.size
+        return layout.REPLY.size + requests + rows * (layout.REPLY_ROW.size + widest)
 
 
 def negotiate(client: Hello, server: Hello) -> Hello:

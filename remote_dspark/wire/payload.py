@@ -95,7 +95,12 @@ def _require_token_ids(message: State, limits: Limits) -> None:
 def pack_reply(message: Reply, limits: Limits) -> bytearray:
     """A REPLY frame without its header. Sizes are checked; whether q is a distribution is ``validate``'s business."""
     num, depth = message.tokens.shape
-    _require_shape(message, limits)
+    _require_shape(num, depth, limits)
+    if len(message.requests) != num or message.kinds.shape != (num, depth) or message.counts.shape != (num, depth):
+        raise refusals.WrongReplyShapeError(
+            f"expected {num} identities, kinds and counts of shape {(num, depth)}, found {len(message.requests)}, "
+            f"{message.kinds.shape} and {message.counts.shape}"
+        )
     kinds, counts = message.kinds.reshape(-1).tolist(), message.counts.reshape(-1).tolist()
     _require_arrays(message, kinds, counts, limits)
     num_rows, entries, dense = num * depth, int(message.ids.size), message.dense
@@ -173,6 +178,7 @@ def parse_reply(payload: memoryview, limits: Limits) -> Reply:
 
 def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> Reply:
     session, batch, batch_slot, num, depth, index, shards, _, start, end, entries, num_dense, width, _ = fixed
+    _require_shape(num, depth, limits)
     requests = _parse_requests(payload, num)
     rows_at = layout.REPLY.size + num * layout.REPLY_REQUEST.size
     rows = np.frombuffer(payload, layout.ROW_DTYPE, num * depth, rows_at)
@@ -182,9 +188,8 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
     dense = _EMPTY_DENSE
     if num_dense:
         dense = np.frombuffer(payload, layout.DENSE_DTYPE, num_dense * width, dense_at).reshape(num_dense, width)
-    checksums, _, stated, counts, kinds = zip(
-        *layout.REPLY_ROW.codec.iter_unpack(payload[rows_at:entries_at]), strict=True
-    )
+    flat = _rows_codec(num * depth).unpack_from(payload, rows_at)
+    checksums, stated, counts, kinds = flat[0::5], flat[2::5], flat[3::5], flat[4::5]
     reply = Reply(
         session=session,
         batch_slot=batch_slot,
@@ -196,9 +201,8 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
         ids=area["id"].copy(),
         q=area["q"].copy(),
         dense=dense,
-        shard=Shard(index, shards, start, end),
+        shard=_shard_of((index, shards, start, end), limits),
     )
-    _require_shape(reply, limits)
     masses = require_rows(reply, limits).tolist()
     if list(stated) != masses:
         raise refusals.WrongMassError(f"row headers state masses {list(stated)}, found {masses}")
@@ -207,25 +211,25 @@ def _parse_rows(payload: memoryview, fixed: tuple[int, ...], limits: Limits) -> 
     return reply
 
 
+def _shard_of(fields: tuple[int, int, int, int], limits: Limits) -> Shard:
+    # The usual one is made once.
+    return limits.whole_vocab if fields == (0, 1, 0, limits.vocab_size) else Shard(*fields)
+
+
 def _parse_requests(payload: memoryview, num: int) -> tuple[ReplyRequest, ...]:
     area = payload[layout.REPLY.size : layout.REPLY.size + num * layout.REPLY_REQUEST.size]
-    requests = []
-    for generation, round_, position, context, slot, r0, r1 in layout.REPLY_REQUEST.codec.iter_unpack(area):
-        if r0 or r1:
-            raise BadFieldError(f"REPLY request reserved: expected 0, found {r0}, {r1}")
-        requests.append(ReplyRequest(slot, generation, round_, position, context))
-    return tuple(requests)
+    parts = list(layout.REPLY_REQUEST.codec.iter_unpack(area))
+    for part in parts:
+        if part[5] or part[6]:
+            raise BadFieldError(f"REPLY request reserved: expected 0, found {part[5]}, {part[6]}")
+    return tuple([ReplyRequest(slot, *identity) for *identity, slot, _, _ in parts])
 
 
-def _require_shape(reply: Reply, limits: Limits) -> None:
-    num, depth = reply.tokens.shape
-    if num > limits.max_requests or depth > limits.max_depth or len(reply.requests) != num or not num or not depth:
+def _require_shape(num: int, depth: int, limits: Limits) -> None:
+    if not 1 <= num <= limits.max_requests or not 1 <= depth <= limits.max_depth:
         raise refusals.WrongReplyShapeError(
-            f"expected at most {limits.max_requests} requests of depth {limits.max_depth}, found {num} of {depth} "
-            f"with {len(reply.requests)} identities"
+            f"expected 1..{limits.max_requests} requests of depth 1..{limits.max_depth}, found {num} of {depth}"
         )
-    if reply.kinds.shape != (num, depth) or reply.counts.shape != (num, depth):
-        raise refusals.WrongReplyShapeError(f"kinds and counts must have shape {(num, depth)}")
 
 
 def _require_arrays(reply: Reply, kinds: list[int], counts: list[int], limits: Limits) -> None:

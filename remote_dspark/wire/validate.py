@@ -134,7 +134,7 @@ def _require_each(reply: Reply, kinds: KindArray, counts: Int32Array, limits: Li
 
 
 def _require_shard(shard: Shard, limits: Limits) -> None:
-    if shard.num == 1 and (shard.index, shard.start, shard.end) == (0, 0, limits.vocab_size):
+    if shard is limits.whole_vocab or shard == limits.whole_vocab:
         return
     sharded = shard.num == len(limits.shard_starts) and 0 <= shard.index < shard.num
     if not (sharded and shard == limits.shard(shard.index)):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,7 +144,7 @@ def test_a_dense_shard_is_zero_outside_its_columns(shard, column):
     require_rows(part, limits)
     damaged = part.dense.copy()
     damaged[0, column] = 2.0**-24
-    assert code_of(require_rows, replace(part, dense=damaged), limits) == "nonzero_tail"
+    assert code_of(require_rows, part._replace(dense=damaged), limits) == "nonzero_tail"
 
 
 def test_a_reply_whose_completion_failed_is_not_handed_out():

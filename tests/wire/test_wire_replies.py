@@ -5,8 +5,6 @@ Red when a proposal survives what must discard it, or an occupant pays for anoth
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from wire_kit import make_reply, make_state
@@ -61,7 +59,7 @@ def test_replies_with_another_identity(change, code):
     step = pair.step()
     pair.up(step)
     reply = pair.reply(step)
-    wrong = replace(reply, requests=(reply.requests[0]._replace(**change),))
+    wrong = reply._replace(requests=(reply.requests[0]._replace(**change),))
     with pytest.raises(LocalProtocolError):
         pair.server.send(wrong)
     rejected(pair, step, encode(wrong, pair.server.limits), code)
@@ -76,14 +74,14 @@ def test_replies_of_another_shape_kind_or_support():
         pair.up(step)
         reply = pair.reply(step)
         if code == "wrong_reply_shape":
-            reply = make_reply(replace(step, depth=2), pair.server.limits)
+            reply = make_reply(step._replace(depth=2), pair.server.limits)
         elif code == "wrong_row_kind":
             reply = greedy_reply(step, pair.server.limits.whole_vocab, np.zeros((1, 3), np.int32))
         elif code == "support_too_large":
-            wide = replace(step, requests=(step.requests[0]._replace(support_policy=32),))
+            wide = step._replace(requests=(step.requests[0]._replace(support_policy=32),))
             reply = make_reply(wide, pair.server.limits, ragged=False)
         else:
-            reply = replace(reply, q=np.full_like(reply.q, 1e-3))
+            reply = reply._replace(q=np.full_like(reply.q, 1e-3))
         rejected(pair, step, encode(reply, pair.server.limits), code)
 
 
@@ -91,7 +89,7 @@ def test_sampled_rows_at_temperature_zero():
     pair = Pair().opened(ppm=0)
     step = pair.step(draft_temperature_ppm=0)
     pair.up(step)
-    hot = replace(step, requests=(step.requests[0]._replace(draft_temperature_ppm=700_000),))
+    hot = step._replace(requests=(step.requests[0]._replace(draft_temperature_ppm=700_000),))
     rejected(pair, step, encode(pair.reply(hot), pair.server.limits), "wrong_row_kind")
 
 

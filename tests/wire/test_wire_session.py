@@ -175,7 +175,7 @@ CASES = [
     ("wrong_policy", lambda p: Open(SESSION, 1, 1, 5, 0, 0, 3)),
     ("wrong_policy", lambda p: p.step(draft_temperature_ppm=0)),
     ("wrong_policy", lambda p: p.step(support_policy=16)),
-    ("wrong_policy", lambda p: replace(p.step(), depth=2)),
+    ("wrong_policy", lambda p: p.step()._replace(depth=2)),
     ("round_gap", lambda p: p.step(round=1)),
     ("state_gap", lambda p: p.step(anchor_position=4)),
     ("state_gap", lambda p: make_state(SESSION, 0, 1, 4, [1])),
@@ -183,7 +183,7 @@ CASES = [
     ("wrong_prefix", lambda p: p.step(anchor_token=2)),
     ("wrong_prefix", lambda p: p.step(prefix_digest=bytes(32))),
     ("duplicate_slot", lambda p: p.step(slots=(0, 0))),
-    ("exhausted_counter", lambda p: replace(p.step(), batch=2**64 - 1)),
+    ("exhausted_counter", lambda p: p.step()._replace(batch=2**64 - 1)),
     ("commit_without_proposal", lambda p: Commit(SESSION, 0, 1, 0, 0, 1, False, 4)),
     ("reset_position", lambda p: Reset(SESSION, 0, 1, 2, 1)),
     ("stale_generation", lambda p: Reset(SESSION, 0, 1, 1, 0)),
@@ -214,10 +214,10 @@ def test_stale_batches():
     pair = Pair().opened().opened(1)
     pair.proposed()
     pair.up(Commit(SESSION, 0, 1, 0, 0, 9, False, 4))
-    refused(pair, replace(pair.step(slots=(1,)), batch=1), "stale_batch")
+    refused(pair, pair.step(slots=(1,))._replace(batch=1), "stale_batch")
     pair = Pair().opened().opened(1)
     pair.proposed()
-    pair.up(replace(pair.step(slots=(1,), batch_slot=1), batch=1))
+    pair.up(pair.step(slots=(1,), batch_slot=1)._replace(batch=1))
 
 
 def test_context_versions_do_not_go_back():

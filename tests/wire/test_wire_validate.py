@@ -6,7 +6,6 @@ Red when a check is dropped, weakened, or named differently.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -42,7 +41,7 @@ def good(*, ragged: bool = True) -> Reply:
 def changed(reply: Reply, name: str, index, value) -> Reply:
     array = getattr(reply, name).copy()
     array[index] = value
-    return replace(reply, **{name: array})
+    return reply._replace(**{name: array})
 
 
 def dense_reply() -> Reply:
@@ -91,10 +90,10 @@ def test_order_and_duplicates(ragged):
     assert reply.counts[0, 1] >= 2
     swapped = reply.ids.copy()
     swapped[[start, start + 1]] = swapped[[start + 1, start]]
-    assert code_of(replace(reply, ids=swapped)) == "unsorted_support"
+    assert code_of(reply._replace(ids=swapped)) == "unsorted_support"
     twice = reply.ids.copy()
     twice[start + 1] = twice[start]
-    assert code_of(replace(reply, ids=twice)) == "duplicate_id"
+    assert code_of(reply._replace(ids=twice)) == "duplicate_id"
 
 
 def test_a_row_may_start_below_the_previous_rows_end():
@@ -114,9 +113,9 @@ def test_a_token_without_q_is_refused(ragged):
 
 def test_missing_or_extra_entries():
     reply = good()
-    assert code_of(replace(reply, q=reply.q[:-1])) == "missing_q"
-    assert code_of(replace(reply, ids=reply.ids[:-1], q=reply.q[:-1])) == "missing_q"
-    assert code_of(replace(reply, dense=np.zeros((1, 320), np.float32))) == "missing_q"
+    assert code_of(reply._replace(q=reply.q[:-1])) == "missing_q"
+    assert code_of(reply._replace(ids=reply.ids[:-1], q=reply.q[:-1])) == "missing_q"
+    assert code_of(reply._replace(dense=np.zeros((1, 320), np.float32))) == "missing_q"
 
 
 def test_mass_off_by_one_ticket_in_both_directions():
@@ -134,9 +133,9 @@ def test_masses_that_float_sums_cannot_tell_apart():
     for extra in (1, -1):
         wrong = tickets.copy()
         wrong[0] += extra
-        assert code_of(replace(reply, q=tickets_to_q(wrong))) == "wrong_mass"
+        assert code_of(reply._replace(q=tickets_to_q(wrong))) == "wrong_mass"
     full = np.full(32, TICKET_TOTAL)
-    assert code_of(replace(reply, q=tickets_to_q(full))) == "wrong_mass"
+    assert code_of(reply._replace(q=tickets_to_q(full))) == "wrong_mass"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,7 @@ def test_dense_total_that_wraps_is_refused():
     q[:, 43:300] = 1.0
     assert int(q.sum()) * TICKET_TOTAL % 2**32 == 4 * TICKET_TOTAL
     tokens = np.full((2, 2), 50, np.int32)
-    assert code_of(replace(dense_reply(), dense=q, tokens=tokens)) == "wrong_mass"
+    assert code_of(dense_reply()._replace(dense=q, tokens=tokens)) == "wrong_mass"
 
 
 def test_dense_needs_negotiation_and_its_width():
@@ -215,11 +214,11 @@ def test_lockstep_with_the_reference(seed, ragged, where, what, amount, bits):
     if what == "q_bits":
         raw = reply.q.view(np.uint32).copy()
         raw[entry] ^= np.uint32(1 << bits)
-        reply = replace(reply, q=raw.view(np.float32))
+        reply = reply._replace(q=raw.view(np.float32))
     elif what == "q_special":
         raw = reply.q.view(np.uint32).copy()
         raw[entry] = SPECIAL_BITS[bits % len(SPECIAL_BITS)]
-        reply = replace(reply, q=raw.view(np.float32))
+        reply = reply._replace(q=raw.view(np.float32))
     elif what == "id":
         reply = changed(reply, "ids", entry, reply.ids[entry] + amount)
     elif what == "token":
@@ -228,11 +227,11 @@ def test_lockstep_with_the_reference(seed, ragged, where, what, amount, bits):
         q = reply.q.copy()
         q[entry] -= np.float32(2.0**-24)
         q[(entry + amount) % q.size] += np.float32(2.0**-24)
-        reply = replace(reply, q=q)
+        reply = reply._replace(q=q)
     elif what == "swap":
         ids = reply.ids.copy()
         ids[[entry, (entry + amount) % ids.size]] = ids[[(entry + amount) % ids.size, entry]]
-        reply = replace(reply, ids=ids)
+        reply = reply._replace(ids=ids)
     elif what == "count":
         reply = changed(reply, "counts", divmod(row, 2), reply.counts.reshape(-1)[row] + amount)
     try:
@@ -265,7 +264,7 @@ def test_row_headers_are_checked_against_their_rows():
 
 def test_packing_refuses_what_cannot_be_sent():
     with pytest.raises(LocalProtocolError) as caught:
-        codec.encode(replace(good(), q=good().q[:-1]), LIMITS)
+        codec.encode(good()._replace(q=good().q[:-1]), LIMITS)
     assert caught.value.code == "missing_q"
     with pytest.raises(RemoteProtocolError):
         payload.pack_reply(make_reply(make_step(num=5, depth=1), LIMITS), LIMITS)
@@ -289,14 +288,14 @@ def test_sharded_replies_join_to_the_unsharded_one(starts, dense):
 def test_shards_that_do_not_belong_together_are_refused():
     limits = make_limits(shard_starts=(0, 150))
     one, two = split_reply(good(), limits)
-    other = split_reply(make_reply(replace(STEP, batch=2), LIMITS, seed=3), limits)[1]
+    other = split_reply(make_reply(STEP._replace(batch=2), LIMITS, seed=3), limits)[1]
     wrong_token = changed(two, "tokens", (0, 0), 1)
     cases = [([one], "wrong_shard"), ([two, one], "wrong_shard"), ([one, other], "wrong_reply_identity")]
     for parts, code in [*cases, ([one, wrong_token], "wrong_reply_identity")]:
         with pytest.raises(RemoteProtocolError) as caught:
             join_shards(parts, limits)
         assert caught.value.code == code
-    halved = replace(two, q=two.q * np.float32(0.5))
+    halved = two._replace(q=two.q * np.float32(0.5))
     with pytest.raises(RemoteProtocolError):
         join_shards([one, halved], limits)
 

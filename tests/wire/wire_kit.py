@@ -77,7 +77,7 @@ def make_request(slot: int = 0, **changes: Any) -> StepRequest:
 
 def make_step(num: int = 2, depth: int = 3, session: int = 9, **changes: Any) -> Step:
     step = Step(session, 0, 1, depth, tuple(make_request(slot) for slot in range(num)))
-    return replace(step, **changes)
+    return step._replace(**changes)
 
 
 def random_tickets(rng: np.random.Generator, width: int) -> np.ndarray:

@@ -64,7 +64,7 @@ class Pair:
         return Step(SESSION, batch_slot, self.batch, 3, requests)
 
     def reply(self, step, **changes):
-        return replace(make_reply(step, self.server.limits, seed=step.batch), **changes)
+        return make_reply(step, self.server.limits, seed=step.batch)._replace(**changes)
 
     def complete(self, step, **changes):
         batch, first = self.server.batches[step.batch_slot], step.requests[0]
@@ -82,7 +82,7 @@ class Pair:
             batch.reply_size_bytes,
             batch.reply_digest,
         )
-        return replace(base, **changes)
+        return base._replace(**changes)
 
     def proposed(self, **changes):
         step = self.step(**changes)
