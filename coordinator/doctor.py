@@ -91,7 +91,7 @@ HINTS = {
     "linger": "loginctl enable-linger for the user: without it the dead-man dies with the session",
     "clock offset": "repair time synchronisation; receipts order events by UTC for people",
     "model": "free space below work_dir: folders of models/ that no plan names can go",
-    "shm leftovers": "remove what an ended program left in /dev/shm",
+    "shm leftovers": "no process has these files of /dev/shm open or mapped: remove what an ended program left",
     "RemoveIPC": "set RemoveIPC=no in logind.conf, or enable linger",
 }
 
@@ -149,7 +149,7 @@ def host_checks(site: Site, session: HostSession, clock: Clock) -> list[bodies.C
     )
     leftovers = [str(item["name"]) for item in facts.get("shm_leftovers", ())]
     rows.append(
-        _check("shm leftovers", "none of our user's", ", ".join(leftovers[:5]) or "none", None if leftovers else True)
+        _check("shm leftovers", "none without a user", ", ".join(leftovers[:5]) or "none", None if leftovers else True)
     )
     return rows
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 
 from windows.guard import PROTOCOL, VERSION, clock, devices, files, proc, units
@@ -57,7 +58,7 @@ def facts(state: State) -> Json:
         "boottime_ns": clock.boottime_ns(),
         "gpus": devices.gpus(),
         "gpu_processes": devices.gpu_processes() or [],
-        "shm_leftovers": _shared_memory(),
+        "shm_leftovers": shared_memory_leftovers(),
         "remove_ipc": _remove_ipc(),
         "linger": units.has_linger(),
         "systemd": units.manager(),
@@ -89,15 +90,27 @@ def _cpu_model() -> str:
     return "unknown"
 
 
-def _shared_memory() -> list[Json]:
-    """What lies in /dev/shm: leftovers there turn one crash into a loop of them."""
-    result = []
-    with contextlib.suppress(OSError), os.scandir("/dev/shm") as entries:
+def shared_memory_leftovers(folder: str = "/dev/shm") -> list[Json]:
+    """Shared memory that nobody uses any more: leftovers there turn one crash into a loop of them.
+
+    A file is used while a process has it mapped (known by device and inode, whatever a container calls it) or open.
+    Root sees every user's files and processes, anybody else only their own.
+    """
+    found: dict[tuple[int, int], Json] = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
                 info = entry.stat(follow_symlinks=False)
-                result.append({"name": entry.name, "size_bytes": info.st_size, "uid": info.st_uid})
-    return sorted(result, key=lambda item: str(item["name"]))
+                if stat.S_ISREG(info.st_mode) and os.geteuid() in (0, info.st_uid):
+                    item = {"name": entry.name, "size_bytes": info.st_size, "uid": info.st_uid}
+                    found[info.st_dev, info.st_ino] = item
+    opened: set[str] = set()
+    for process in proc.all_processes() if found else ():
+        opened |= proc.open_paths(process.pid)
+        for mapped in proc.mapped_files(process.pid):
+            found.pop(mapped, None)
+    left = [item for item in found.values() if f"{folder}/{item['name']}" not in opened]
+    return sorted(left, key=lambda item: str(item["name"]))
 
 
 def _remove_ipc() -> str:

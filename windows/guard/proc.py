@@ -169,14 +169,30 @@ def socket_inodes(processes: list[Process]) -> set[str]:
     """Inodes of every socket these processes hold open."""
     inodes = set()
     for process in processes:
-        folder = f"/proc/{process.pid}/fd"
-        with contextlib.suppress(OSError):
-            for name in os.listdir(folder):
-                with contextlib.suppress(OSError):
-                    target = os.readlink(f"{folder}/{name}")
-                    if target.startswith("socket:["):
-                        inodes.add(target[8:-1])
+        inodes |= {path[8:-1] for path in open_paths(process.pid) if path.startswith("socket:[")}
     return inodes
+
+
+def mapped_files(pid: int) -> set[tuple[int, int]]:
+    """(device, inode) of every file that a process has mapped; nothing where that may not be read."""
+    found = set()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as handle:
+        for line in handle:
+            _, _, _, device, inode = line.split(None, 5)[:5]
+            major, minor = device.split(b":")
+            found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
+    return found
+
+
+def open_paths(pid: int) -> set[str]:
+    """What a process's descriptors are called. The files are not touched: one may lie on a mount that hangs."""
+    found = set()
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                found.add(os.readlink(f"{folder}/{name}"))
+    return found
 
 
 def resident_bytes(processes: list[Process]) -> int:
