@@ -5,6 +5,7 @@ links are healed, power is back, and one `recover` must end the hold. A schedule
 as it was, a host had two holders or two restores of one hold, or something has no record. Needs root and overlayfs.
 
     python scripts/chaos.py --count 2000 --seed 1        # goes on where the last run with this seed stopped
+    python scripts/chaos.py --seed 1 --jobs 4            # on four times three hosts: most of a schedule is waiting
     python scripts/chaos.py --seed 1 --only 137          # one schedule again, its files are kept
 """
 
@@ -12,14 +13,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import io
 import json
+import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.hosts.lab import Lab, why_not  # noqa: E402 - the repository's root comes first
+from scripts.chaos_jobs import Jobs  # noqa: E402 - the repository's root comes first
+from tests.hosts.estate import STATE  # noqa: E402
+from tests.hosts.lab import Lab, why_not  # noqa: E402
 from tests.hosts.machine import LabError, send  # noqa: E402
 from tests.hosts.trio import NAMES, NUM_RECORDS, RESTORED_CODES, Driver, Trio  # noqa: E402
 
@@ -48,6 +54,8 @@ FAULTS = (
 PAUSES_S = (0.0, 0.05, 0.2, 0.5, 1.0)
 FREEZES_S = (0.5, 2.0, 5.0, 8.0, 10.0, 11.5, 12.5, 15.0)
 SETTLE_S = 90.0
+SCHEDULE_S = 900.0
+"""All deadlines of a schedule together are less: a worker that takes longer hangs."""
 
 
 @dataclass(frozen=True)
@@ -125,10 +133,21 @@ def run(lab: Lab, folder: Path, plan: Schedule) -> Json:
         _judge(trio, driver, code, plan)
     except BaseException:
         trio.tainted = True
+        _keep_states(trio, folder)
         raise
     finally:
         trio.close()
     return {"exit": code}
+
+
+def _keep_states(trio: Trio, folder: Path) -> None:
+    """The guards' own files, which say what happened to a lost schedule, before the hosts are wiped."""
+    for machine in trio.machines:
+        if machine.is_up and machine.init_pid() is not None:
+            with contextlib.suppress(OSError, shutil.Error):
+                shutil.copytree(
+                    machine.path(STATE), folder / "hosts" / machine.name, ignore=shutil.ignore_patterns("bin")
+                )
 
 
 def _judge(trio: Trio, driver: Driver, code: int | None, plan: Schedule) -> None:
@@ -160,10 +179,26 @@ class Ledger:
                 raise SystemExit(f"{path} belongs to seed {kept['seed']}; give --state another file, or that seed")
             self.done = kept["done"]
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else writes this file meanwhile.
+
+        Raises:
+            SystemExit: Somebody does.
+        """
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SystemExit(
+                    f"another run writes {self._path}; wait for it, or give --state another file"
+                ) from None
+            yield
+
     def add(self, number: int, outcome: Json) -> None:
         """Keep one outcome."""
         self.done[str(number)] = outcome
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".part")
         temporary.write_text(json.dumps({"seed": self.seed, "done": self.done}, indent=1, sort_keys=True))
         temporary.replace(self._path)
@@ -191,22 +226,52 @@ class Ledger:
         )
 
 
-def _one(lab: Lab, ledger: Ledger, number: int, *, keep: bool) -> None:
-    plan = schedule(ledger.seed, number)
+def _one(lab: Lab, seed: int, number: int, *, keep: bool) -> Json:
+    """What came of one schedule."""
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{number}-"))
     begun = time.monotonic()
     try:
         # `recover` prints its document; what matters of it is the exit code.
         with contextlib.redirect_stdout(io.StringIO()):
-            outcome = run(lab, folder, plan)
+            outcome = run(lab, folder, schedule(seed, number))
     except (AssertionError, LabError) as error:
         outcome = {"lost": str(error), "folder": str(folder)}
         keep = True
-    outcome["s"] = round(time.monotonic() - begun, 1)
-    ledger.add(number, outcome)
-    print(number, plan, outcome, file=sys.stderr, flush=True)
-    if not keep:
-        shutil.rmtree(folder)
+    finally:
+        if not keep:
+            shutil.rmtree(folder)
+    return {**outcome, "s": round(time.monotonic() - begun, 1)}
+
+
+def work(seed: int, *, keep: bool) -> None:
+    """The worker's side: a number in, its outcome out, until the parent is gone. SIGTERM ends it and its hosts."""
+    signal.signal(signal.SIGTERM, _end)
+    # Nothing but answers goes to the parent: whatever else prints, here or in a child, prints on stderr.
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        with Lab() as lab:
+            for line in sys.stdin:
+                answers.write(json.dumps(_one(lab, seed, int(line), keep=keep)) + "\n")
+                answers.flush()
+
+
+def _end(number: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + number)
+
+
+def _run_all(ledger: Ledger, wanted: list[int], options: argparse.Namespace) -> None:
+    argv = [sys.executable, __file__, "--worker", "--seed", str(ledger.seed)]
+    if options.only is not None:
+        argv += ["--only", str(options.only)]
+
+    def done(number: int, outcome: Json) -> None:
+        ledger.add(number, outcome)
+        print(number, schedule(ledger.seed, number), outcome, file=sys.stderr, flush=True)
+
+    with ledger.held():
+        jobs = Jobs(argv, options.jobs, done, SCHEDULE_S)
+        jobs.run(wanted, time.monotonic() + options.minutes * 60 if options.minutes else float("inf"))
 
 
 def main() -> int:
@@ -218,20 +283,23 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="run this one schedule, whatever ran before")
     parser.add_argument("--state", type=Path, help="default: build/chaos/SEED.json")
     parser.add_argument("--report", type=Path, help="write the summary as a page, e.g. docs/chaos.md")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many run at once, on hosts each")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     reason = why_not()
     if reason is not None:
         print(f"chaos: NOT RUN ({reason})", file=sys.stderr)
         return 3
+    if options.worker:
+        work(options.seed, keep=options.only is not None)
+        return 0
     ledger = Ledger(options.state or ROOT / "build" / "chaos" / f"{options.seed}.json", options.seed)
-    wanted = [options.only] if options.only is not None else range(options.count)
-    until = time.monotonic() + options.minutes * 60 if options.minutes else float("inf")
-    with Lab() as lab:
-        for number in wanted:
-            if time.monotonic() > until:
-                break
-            if options.only is not None or str(number) not in ledger.done:
-                _one(lab, ledger, number, keep=options.only is not None)
+    if options.only is not None:
+        wanted = [options.only]
+    else:
+        wanted = [number for number in range(options.count) if str(number) not in ledger.done]
+    if wanted:
+        _run_all(ledger, wanted, options)
     if options.report is not None:
         options.report.write_text(ledger.summary())
     print(f"chaos: seed {ledger.seed}, {len(ledger.done)} schedules, {len(ledger.lost())} lost")

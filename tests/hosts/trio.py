@@ -284,7 +284,7 @@ class Trio:
 
     def wait_state(self, machine: Machine, wanted: Callable[[Json], bool], timeout_s: float, what: str) -> None:
         """Poll one host's status."""
-        wait_for(lambda: wanted(self.status(machine)), timeout_s, f"{machine.name}: {what}")
+        wait_for(lambda: wanted(self.status(machine)), timeout_s, f"{machine.name}: {what}", every_s=0.1)
 
     def start_what_no_hold_owes(self, machine: Machine) -> None:
         """After a power-off outside a debt, a process that nobody enabled is down: a person starts it, no guard."""
@@ -296,7 +296,7 @@ class Trio:
         after = self.look(machine)
         assert after == self._before[machine.name], f"{machine.name}\n--- before\n{self._before[machine.name]}\n{after}"
         # The dead-man looks twice a second whether its hold is over.
-        wait_for(lambda: not self.traces(machine), 8, f"{machine.name} keeps nothing of the hold")
+        wait_for(lambda: not self.traces(machine), 20, f"{machine.name} keeps nothing of the hold", every_s=0.3)
 
     def require_history(self, machine: Machine, *, wiped: bool = False) -> None:
         """Never two holders, one restore for each hold, an end for each beginning."""

@@ -6,6 +6,7 @@ of its own, forked before it has done anything, that can be killed or frozen by 
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -18,6 +19,7 @@ from typing import TextIO
 
 ROOT = Path(__file__).parents[2]
 _MAX_REQUEST_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
 
 
 class Started:
@@ -116,6 +118,7 @@ def serve(link: socket.socket) -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _die_with_parent()
             link.close()
             for number, descriptor in enumerate(fds):
                 os.dup2(descriptor, number)
@@ -124,6 +127,11 @@ def serve(link: socket.socket) -> None:
         for descriptor in fds:
             os.close(descriptor)
         link.send(str(pid).encode())
+
+
+def _die_with_parent() -> None:
+    """A coordinator that waits at a record, or is frozen, does not outlive a killed test process."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":
