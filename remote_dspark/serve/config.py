@@ -65,7 +65,7 @@ class WorkerConfig:
         markov_cache_bytes: Bound of cached bias rows.
         max_connections: Verifier connections at once.
         idle_s: A connection silent for this long is closed and its seats are freed.
-        wedge_after_s: A STEP in flight for this long is WEDGED.
+        wedge_after_s: An engine call in flight for this long is WEDGED.
         drain_timeout_s: Bound of finishing requests after SIGTERM.
         tls: Pinned mutual TLS, or None on loopback and Unix sockets.
     """
@@ -102,6 +102,11 @@ class WorkerConfig:
     def is_pair(self) -> bool:
         """Whether two ranks draft."""
         return len(self.devices) > 1
+
+    @property
+    def has_engine_thread(self) -> bool:
+        """Whether the engine has a thread of its own: steps on a CPU are long, a device's are about a millisecond."""
+        return self.device == "cpu"
 
     @property
     def is_emulated(self) -> bool:

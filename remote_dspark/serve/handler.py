@@ -1,5 +1,7 @@
 """Wire messages in, engine calls out. Every engine call runs on one thread, so the engine needs no lock.
 
+That thread is the engine's own, or the event loop's: a device's step lasts about a millisecond, and two hand-overs
+between sleeping threads cost a quarter of it, while other connections have nothing to wait for but the same device.
 Fail closed: a refusal of the engine becomes an ERROR frame and costs that request or batch; anything unforeseen
 poisons the worker, because nothing is known about its state any more, and every later call is refused.
 """
@@ -9,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,8 +46,8 @@ class WorkerHandler:
     Args:
         engine: Drafts.
         config: Mode, support and depth that requests are held to.
-        health: Told of every STEP.
-        thread: A pool of exactly one thread.
+        health: Told of every engine call.
+        thread: A pool of exactly one thread; None runs the engine on the event loop's, and the methods are plain.
         timings: Told of every step that was answered.
     """
 
@@ -53,7 +56,7 @@ class WorkerHandler:
         engine: DraftEngine,
         config: WorkerConfig,
         health: Health,
-        thread: ThreadPoolExecutor,
+        thread: ThreadPoolExecutor | None,
         timings: StepLog,
     ) -> None:
         self._engine = engine
@@ -63,6 +66,7 @@ class WorkerHandler:
         self._timings = timings
         self._held: dict[tuple[int, int], Occupancy] = {}
         self._shard = Shard(0, 1, 0, engine.model.config.vocab_size)
+        self._unnoted: tuple[int, int] | None = None
         self.refusals: Counter[str] = Counter()
 
     @property
@@ -70,7 +74,7 @@ class WorkerHandler:
         """Seats in use over all sessions."""
         return len(self._held)
 
-    async def on_open(self, message: Open) -> None:
+    def on_open(self, message: Open) -> Awaitable[None] | None:
         """Take a seat."""
         self._require_policy(message.draft_temperature_ppm, message.support_policy)
 
@@ -82,23 +86,24 @@ class WorkerHandler:
             seat = self._engine.open(message.seed, message.generation)
             self._held[message.session, message.slot] = Occupancy(seat, message.generation)
 
-        await self._call(take)
+        return self._call(take)
 
-    async def on_state(self, message: State) -> None:
+    def on_state(self, message: State) -> Awaitable[None] | None:
         """Append target states."""
 
         def append() -> None:
             held = self._occupancy(message.session, message.slot)
             self._engine.append_states(held.seat, message.generation, message.position, message.rows)
 
-        await self._call(append)
+        return self._call(append)
 
-    async def on_step(self, message: Step) -> Reply:
+    def on_step(self, message: Step) -> Awaitable[Reply] | Reply:
         """Draft."""
         for request in message.requests:
             self._require_policy(request.draft_temperature_ppm, request.support_policy)
 
         def draft() -> Reply:
+            self._note_step()
             start_ns = time.perf_counter_ns()
             requests = [
                 DraftRequest(
@@ -115,28 +120,33 @@ class WorkerHandler:
             drafted_ns = time.perf_counter_ns()
             reply = self._reply(message, rows)
             end_ns = time.perf_counter_ns()
-            self._timings.add(self._engine.timings, end_ns - drafted_ns, end_ns - start_ns)
+            self._health.count_rounds(len(message.requests))
+            self._unnoted = end_ns - drafted_ns, end_ns - start_ns
+            if self._thread is None:
+                # behind the reply, which is written in this turn of the loop
+                asyncio.get_running_loop().call_soon(self._note_step)
+            else:
+                self._note_step()
             return reply
 
-        num_rounds = 0
-        self._health.step_started()
-        try:
-            reply = await self._call(draft)
-            num_rounds = len(message.requests)
-            return reply
-        finally:
-            self._health.step_ended(num_rounds)
+        return self._call(draft)
 
-    async def on_commit(self, message: Commit) -> None:
+    def _note_step(self) -> None:
+        """Log the last step, once: its account is the engine's until the next step."""
+        if self._unnoted is not None:
+            (encode_ns, thread_ns), self._unnoted = self._unnoted, None
+            self._timings.add(self._engine.timings, encode_ns, thread_ns)
+
+    def on_commit(self, message: Commit) -> Awaitable[None] | None:
         """Count what was accepted; the states that follow move the context."""
 
         def count() -> None:
             held = self._occupancy(message.session, message.slot)
             self._engine.commit(held.seat, message.generation, message.num_accepted)
 
-        await self._call(count)
+        return self._call(count)
 
-    async def on_reset(self, message: Reset) -> None:
+    def on_reset(self, message: Reset) -> Awaitable[None] | None:
         """Start another generation in the seat."""
 
         def reset() -> None:
@@ -144,9 +154,9 @@ class WorkerHandler:
             self._engine.reset(held.seat, message.generation, message.new_generation, message.keep_position)
             held.generation = message.new_generation
 
-        await self._call(reset)
+        return self._call(reset)
 
-    async def on_cancel(self, message: Cancel) -> None:
+    def on_cancel(self, message: Cancel) -> Awaitable[None] | None:
         """Free the seat."""
 
         def free() -> None:
@@ -154,7 +164,7 @@ class WorkerHandler:
             self._engine.close(held.seat, message.generation)
             del self._held[message.session, message.slot]
 
-        await self._call(free)
+        return self._call(free)
 
     async def on_disconnect(self, session: int) -> None:
         """Free every seat of a client that is gone."""
@@ -167,20 +177,40 @@ class WorkerHandler:
             return len(slots)
 
         try:
-            num_freed = await self._call(free_all)
+            freed = self._call(free_all)
+            num_freed = freed if isinstance(freed, int) else await freed
         except DrafterRefusal as cause:
             # nobody is left to be told
             log_event("client_gone", session=f"{session:016x}", detail=str(cause))
         else:
             log_event("client_gone", session=f"{session:016x}", seats_freed=num_freed)
 
-    async def _call(self, work: Callable[[], T]) -> T:
-        """Run on the engine's thread; refusals keep their code, anything else poisons."""
-        state = self._health.to_document()
-        if state["state"] == "poisoned":
-            raise self._refusal("poisoned", str(state["detail"]))
+    def _call(self, work: Callable[[], T]) -> Awaitable[T] | T:
+        """Run on the engine's thread, or here where it has none."""
+        if self._thread is None:
+            with self._refusals():
+                return self._watched(work)
+        return self._call_on_thread(work, self._thread)
+
+    async def _call_on_thread(self, work: Callable[[], T], thread: ThreadPoolExecutor) -> T:
+        with self._refusals():
+            return await asyncio.get_running_loop().run_in_executor(thread, self._watched, work)
+
+    def _watched(self, work: Callable[[], T]) -> T:
+        self._health.call_started()
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return work()
+        finally:
+            self._health.call_ended()
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Refusals keep their code, anything else poisons; a poisoned worker calls nothing."""
+        poison = self._health.poison_detail
+        if poison is not None:
+            raise self._refusal("poisoned", poison)
+        try:
+            yield
         except DrafterRefusal as cause:
             self.refusals[cause.code] += 1
             raise

@@ -1,7 +1,7 @@
 """The worker's state, judged by progress: what ``/health`` says and when it is WEDGED or POISONED.
 
-A listening port proves nothing. READY means that the model answered a warm-up and that no STEP has been in flight
-longer than the bound; WEDGED ends by itself when that STEP ends; POISONED never ends: only a restart clears it.
+A listening port proves nothing. READY means that the model answered a warm-up and that no engine call has been in
+flight longer than the bound; WEDGED ends by itself when that call ends; POISONED never ends: only a restart clears it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Health:
 
     Args:
         clock_ns: Monotonic clock.
-        wedge_after_s: Longest time a STEP may be in flight.
+        wedge_after_s: Longest time an engine call may be in flight.
         weights: ``checkpoint``, or the label of synthetic ones.
     """
 
@@ -43,16 +43,26 @@ class Health:
             if self._phase is not ServerState.POISONED:
                 self._phase, self._detail = ServerState.POISONED, detail
 
-    def step_started(self) -> None:
-        """A STEP began."""
+    def call_started(self) -> None:
+        """An engine call began; there is one at a time."""
         with self._lock:
             self._in_flight_since = self._clock_ns()
 
-    def step_ended(self, num_rounds: int) -> None:
-        """A STEP ended with ``num_rounds`` drafted requests, or 0 when it failed."""
+    def call_ended(self) -> None:
+        """It ended, or failed."""
         with self._lock:
             self._in_flight_since = None
+
+    def count_rounds(self, num_rounds: int) -> None:
+        """A STEP was drafted for this many requests."""
+        with self._lock:
             self._rounds += num_rounds
+
+    @property
+    def poison_detail(self) -> str | None:
+        """Why nothing is served any more, or None."""
+        with self._lock:
+            return self._detail if self._phase is ServerState.POISONED else None
 
     @property
     def state(self) -> ServerState:

@@ -19,7 +19,7 @@ class StepLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps: deque[dict[str, int]] = deque(maxlen=KEPT_STEPS)
+        self._steps: deque[tuple[StepTimings | None, dict[str, int]]] = deque(maxlen=KEPT_STEPS)
         self._num_steps = 0
 
     def add(self, timings: StepTimings | None, encode_ns: int, thread_ns: int) -> None:
@@ -31,12 +31,14 @@ class StepLog:
             thread_ns: The whole step on the engine's thread: message in, reply out.
         """
         with self._lock:
-            step = {} if timings is None else timings.to_document()
-            step |= {"number": self._num_steps, "encode_ns": encode_ns, "thread_ns": thread_ns}
-            self._steps.append(step)
+            own = {"number": self._num_steps, "encode_ns": encode_ns, "thread_ns": thread_ns}
+            # laid out when somebody asks: the reply still waits for this call
+            self._steps.append((timings, own))
             self._num_steps += 1
 
     def to_document(self) -> dict[str, object]:
         """The JSON of ``GET /timings``: the number of steps ever, and the last ones."""
         with self._lock:
-            return {"num_steps": self._num_steps, "steps": list(self._steps)}
+            num_steps, steps = self._num_steps, list(self._steps)
+        documents = [own if timings is None else timings.to_document() | own for timings, own in steps]
+        return {"num_steps": num_steps, "steps": documents}

@@ -9,8 +9,9 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -81,15 +82,25 @@ class Worker:
         )
         log_event("booting", health=status.address, mode=self._config.mode.value)
         try:
-            with ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine") as thread:
-                await loop.run_in_executor(thread, self._boot)
+            with ExitStack() as stack:
+                thread: ThreadPoolExecutor | None = None
+                if self._config.has_engine_thread:
+                    thread = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine"))
+                await self._on_engine(thread, self._boot)
                 await self._listen(thread)
                 await stop.wait()
                 await self._drain()
-                await loop.run_in_executor(thread, self._end_compute)
+                await self._on_engine(thread, self._end_compute)
         finally:
             status.close()
         return EXIT_POISONED if self.health.state is ServerState.POISONED else 0
+
+    async def _on_engine(self, thread: ThreadPoolExecutor | None, work: Callable[[], None]) -> None:
+        """Where every engine call runs: a device is current, and a sequence captured, in one thread."""
+        if thread is None:
+            work()
+        else:
+            await asyncio.get_running_loop().run_in_executor(thread, work)
 
     def _boot(self) -> None:
         """Load and warm the model; runs on the engine's thread. torch is imported here, after ``/health`` answers."""
@@ -110,7 +121,7 @@ class Worker:
         if self._engine is not None:
             self._engine.shutdown()
 
-    async def _listen(self, thread: ThreadPoolExecutor) -> None:
+    async def _listen(self, thread: ThreadPoolExecutor | None) -> None:
         from remote_dspark.serve.handler import WorkerHandler
         from remote_dspark.wire.errors import ProtocolError
         from remote_dspark.wire.server import ServerDeadlines, serve_wire

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import urllib.error
 import urllib.request
@@ -73,6 +74,7 @@ def test_two_ranks_are_named_and_off_stays_the_default(tmp_path):
     assert (emulated.is_pair, emulated.is_emulated) == (True, True)
     document = read_identity(emulated, synthetic_drafter("tiny")).to_document()
     assert (document["device"], document["topology"]) == ("cpu,cpu", "emulated")
+    assert (solo.has_engine_thread, pair.has_engine_thread, emulated.has_engine_thread) == (True, False, True)
     assert "topology" not in read_identity(replace(emulated, devices=("cpu",)), synthetic_drafter("tiny")).to_document()
 
 
@@ -134,18 +136,19 @@ def test_config_refusals_name_field_and_expectation(tmp_path, text, field):
 
 
 def test_states_follow_progress_not_the_port():
-    # red when a long STEP is still READY, a finished one stays WEDGED, or poison can be left
+    # red when a long call is still READY, a finished one stays WEDGED, or poison can be left
     clock = ManualClock()
     health = Health(clock, wedge_after_s=2.0)
     assert health.state is ServerState.BOOTING
     health.enter(ServerState.WARMING)
     health.enter(ServerState.READY)
-    health.step_started()
+    health.call_started()
     clock.now_ns = 2_000_000_000
     assert health.state is ServerState.READY
     clock.now_ns += 1
     assert health.state is ServerState.WEDGED
-    health.step_ended(3)
+    health.call_ended()
+    health.count_rounds(3)
     assert health.to_document() == {
         "state": "ready",
         "rounds": 3,
@@ -156,7 +159,7 @@ def test_states_follow_progress_not_the_port():
     health.poison("first")
     health.poison("second")
     health.enter(ServerState.READY)
-    health.step_started()
+    health.call_started()
     clock.now_ns += 10_000_000_000
     assert health.to_document()["state"] == "poisoned"
     assert health.to_document()["detail"] == "first"
@@ -194,10 +197,15 @@ def test_only_ready_is_http_200():
         server.close()
 
 
-@pytest.fixture
-def make_handler(checkpoint, tmp_path):
-    """Factory of (handler, engine, health) over a random checkpoint; the engine's thread ends with the test."""
-    thread = ThreadPoolExecutor(max_workers=1)
+async def settle(result):
+    """What a plain or an ``async`` method of a handler returns in the end."""
+    return await result if inspect.isawaitable(result) else result
+
+
+@pytest.fixture(params=["thread", "loop"])
+def make_handler(checkpoint, tmp_path, request):
+    """Factory of (handler, engine, health) over a random checkpoint; the engine on its own thread, or the loop's."""
+    thread = ThreadPoolExecutor(max_workers=1) if request.param == "thread" else None
 
     def make(mode: DraftMode = DraftMode.ON, engine_type: type[DraftEngine] = DraftEngine):
         config = load_config(write(tmp_path, f'modes = ["{mode.value}"]\n' + MINIMAL))
@@ -207,7 +215,8 @@ def make_handler(checkpoint, tmp_path):
         return WorkerHandler(engine, config, health, thread, StepLog()), engine, health
 
     yield make
-    thread.shutdown()
+    if thread is not None:
+        thread.shutdown()
 
 
 def open_(slot=0, generation=1, session=SESSION, ppm=700_000, support=32):
@@ -230,19 +239,19 @@ def test_sessions_do_not_see_each_other_and_a_vanished_one_frees_its_seats(make_
     async def scenario():
         for session in (1, 2):
             for slot in (0, 1):
-                await handler.on_open(open_(slot=slot, session=session))
+                await settle(handler.on_open(open_(slot=slot, session=session)))
         with pytest.raises(DrafterRefusal, match="capacity"):
-            await handler.on_open(open_(slot=0, session=3))
-        await handler.on_state(state(state_rows(1, 0, 4), session=1))
-        await handler.on_state(state(state_rows(1, 0, 6), session=2))
+            await settle(handler.on_open(open_(slot=0, session=3)))
+        await settle(handler.on_state(state(state_rows(1, 0, 4), session=1)))
+        await settle(handler.on_state(state(state_rows(1, 0, 6), session=2)))
         await handler.on_disconnect(1)
         assert (handler.num_held, engine.num_free_seats) == (2, 2)
         with pytest.raises(DrafterRefusal, match="slot_not_open"):
-            await handler.on_step(step(4, session=1))
-        reply = await handler.on_step(step(6, session=2))
+            await settle(handler.on_step(step(4, session=1)))
+        reply = await settle(handler.on_step(step(6, session=2)))
         assert reply.tokens.shape == (1, 5)
-        await handler.on_cancel(Cancel(2, 0, 1))
-        await handler.on_reset(Reset(2, 1, 1, 2, 0))
+        await settle(handler.on_cancel(Cancel(2, 0, 1)))
+        await settle(handler.on_reset(Reset(2, 1, 1, 2, 0)))
         assert (handler.num_held, engine.num_free_seats) == (1, 3)
 
     asyncio.run(scenario())
@@ -254,12 +263,12 @@ def test_off_refuses_sampling_whatever_a_client_asks(make_handler, state_rows):
 
     async def scenario():
         with pytest.raises(DrafterRefusal, match="sampling_is_off"):
-            await handler.on_open(open_())
-        await handler.on_open(open_(ppm=0))
-        await handler.on_state(state(state_rows(1, 0, 4)))
+            await settle(handler.on_open(open_()))
+        await settle(handler.on_open(open_(ppm=0)))
+        await settle(handler.on_state(state(state_rows(1, 0, 4))))
         with pytest.raises(DrafterRefusal, match="sampling_is_off"):
-            await handler.on_step(step(4))
-        reply = await handler.on_step(step(4, ppm=0))
+            await settle(handler.on_step(step(4)))
+        reply = await settle(handler.on_step(step(4, ppm=0)))
         assert not reply.counts.any()
 
     asyncio.run(scenario())
@@ -270,18 +279,34 @@ def test_refusals_are_counted_and_cost_only_the_request(make_handler, state_rows
     handler, _, health = make_handler()
 
     async def scenario():
-        await handler.on_open(open_())
-        await handler.on_state(state(state_rows(1, 0, 4)))
+        await settle(handler.on_open(open_()))
+        await settle(handler.on_state(state(state_rows(1, 0, 4))))
         with pytest.raises(DrafterRefusal, match="support_policy"):
-            await handler.on_step(step(4, support=16))
+            await settle(handler.on_step(step(4, support=16)))
         with pytest.raises(DrafterRefusal, match="state_gap"):
-            await handler.on_step(step(5))
-        await handler.on_step(step(4))
+            await settle(handler.on_step(step(5)))
+        await settle(handler.on_step(step(4)))
 
     asyncio.run(scenario())
     assert health.state is ServerState.READY
     assert dict(handler.refusals) == {"support_policy": 1, "state_gap": 1}
     assert 'refusals_total{code="state_gap"} 1' in render_codes("refusals", handler.refusals)
+
+
+def test_a_device_engine_answers_in_the_turn_that_asked(make_handler, state_rows, request):
+    # red when an engine without a thread is awaited for, or one with a thread holds up the event loop
+    handler, _, health = make_handler()
+    is_plain = request.node.callspec.params["make_handler"] == "loop"
+
+    async def scenario():
+        await settle(handler.on_open(open_()))
+        await settle(handler.on_state(state(state_rows(1, 0, 4))))
+        result = handler.on_step(step(4))
+        assert inspect.isawaitable(result) is not is_plain
+        assert (await settle(result)).tokens.shape == (1, 5)
+
+    asyncio.run(scenario())
+    assert (health.to_document()["rounds"], health.to_document()["in_flight_ns"]) == (1, 0)
 
 
 class FailingEngine(DraftEngine):
@@ -296,12 +321,12 @@ def test_an_unforeseen_failure_poisons_and_everything_later_is_refused(make_hand
     handler, _, health = make_handler(engine_type=FailingEngine)
 
     async def scenario():
-        await handler.on_open(open_())
-        await handler.on_state(state(state_rows(1, 0, 4)))
+        await settle(handler.on_open(open_()))
+        await settle(handler.on_state(state(state_rows(1, 0, 4))))
         with pytest.raises(DrafterRefusal, match="device lost"):
-            await handler.on_step(step(4))
+            await settle(handler.on_step(step(4)))
         with pytest.raises(DrafterRefusal, match="poisoned"):
-            await handler.on_open(open_(slot=1))
+            await settle(handler.on_open(open_(slot=1)))
         await handler.on_disconnect(SESSION)
 
     asyncio.run(scenario())
@@ -314,9 +339,9 @@ def test_metrics_are_prometheus_text(make_handler, state_rows):
     handler, engine, _ = make_handler()
 
     async def scenario():
-        await handler.on_open(open_())
-        await handler.on_state(state(state_rows(1, 0, 4)))
-        await handler.on_step(step(4))
+        await settle(handler.on_open(open_()))
+        await settle(handler.on_state(state(state_rows(1, 0, 4))))
+        await settle(handler.on_step(step(4)))
 
     asyncio.run(scenario())
     text = render_state(ServerState.READY) + render_engine(engine)
