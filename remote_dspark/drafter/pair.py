@@ -31,6 +31,27 @@ from remote_dspark.drafter.timings import StepTimings
 
 
 @dataclass(frozen=True)
+class PairShape:
+    """What all ranks of a drafting pair agree on, wherever they run.
+
+    Attributes:
+        num_seats: Seats, and requests of one step at most.
+        support: Entries of a sampled row.
+        semantics: Ticket allocation.
+        cache_bytes: Bound of a rank's cached bias rows.
+        max_positions: Of a seat.
+        max_depth: Deepest step.
+    """
+
+    num_seats: int
+    support: int
+    semantics: str
+    cache_bytes: int
+    max_positions: int
+    max_depth: int
+
+
+@dataclass(frozen=True)
 class RankStep:
     """What one rank says of a step.
 

@@ -5,7 +5,7 @@ Nothing is served before all of this has succeeded; every failure is a `BootErro
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from remote_dspark.drafter.compute import BlockCompute
 from remote_dspark.drafter.engine import DraftEngine, DraftRequest, EngineCounters
 from remote_dspark.drafter.errors import DrafterError
 from remote_dspark.drafter.model import DSparkDrafter
+from remote_dspark.drafter.pair import PairShape
 from remote_dspark.drafter.pair_emulated import EmulatedModel, EmulatedShape, emulated_pair
 from remote_dspark.drafter.synthetic import synthetic_drafter
 from remote_dspark.serve.config import WorkerConfig
@@ -95,7 +96,7 @@ def _device_compute(config: WorkerConfig, model: DSparkDrafter) -> BlockCompute 
 def _pair_compute(config: WorkerConfig, model: DSparkDrafter) -> BlockCompute:
     """Both ranks. The switch changes nothing here: every row of a pair is exchanged, greedy ones too."""
     limit = model.config.max_positions
-    shape = EmulatedShape(
+    shape = PairShape(
         num_seats=config.max_requests,
         support=config.support,
         semantics=config.q_semantics,
@@ -107,13 +108,13 @@ def _pair_compute(config: WorkerConfig, model: DSparkDrafter) -> BlockCompute:
         return emulated_pair(
             EmulatedModel(synthetic=config.synthetic) if config.synthetic else EmulatedModel(path=str(config.model)),
             model.config.fused_width,
-            shape,
+            EmulatedShape(**asdict(shape)),
         )
     from remote_dspark.drafter.pair_devices import physical_pair
     from remote_dspark.drafter.pair_rank import RankShape
 
     devices = [torch.device(name).index or 0 for name in config.devices]
-    return physical_pair(model, devices, RankShape(**asdict(replace(shape, bound=config.peer_bound_ns))))
+    return physical_pair(model, devices, RankShape(**asdict(shape), bound=config.peer_bound_ns))
 
 
 def _warm_up(engine: DraftEngine, config: WorkerConfig) -> None:
