@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--identity", type=int, default=0, metavar="POSITIONS")
     parser.add_argument("--identity-rounds", type=int, default=40)
     parser.add_argument("--identity-expected", default="", metavar="FILE")
+    parser.add_argument("--spin-us", type=int, help="the worker's listen.spin_us; default: its own")
     parser.add_argument("--timeout", type=int, default=10, metavar="SECONDS", help="of one call")
     arguments, rest = parser.parse_known_args()
     with tempfile.TemporaryDirectory(prefix="dspark-solo-") as name, socket.socket() as free:
@@ -82,7 +83,8 @@ def main() -> int:
             "modes": [arguments.mode],
             "model": {"synthetic": arguments.synthetic, "dtype": "bfloat16"}
             | ({"devices": devices} if len(devices) > 1 else {"device": devices[0]}),
-            "listen": {"address": f"unix:{folder}/worker.sock"},
+            "listen": {"address": f"unix:{folder}/worker.sock"}
+            | ({} if arguments.spin_us is None else {"spin_us": arguments.spin_us}),
             "metrics": {"address": health},
             "limits": {"max_positions": 0 if arguments.synthetic == "tiny" else 4096, "markov_cache_bytes": 1 << 30}
             | {"max_requests": max(batches)},

@@ -11,6 +11,7 @@ from remote_dspark.drafter.device import DeviceCompute
 from remote_dspark.drafter.model import DSparkDrafter
 from remote_dspark.drafter.staging import Block
 from remote_dspark.drafter.synthetic import synthetic_drafter
+from remote_dspark.kernels.backbone_edges import NUM_CLOCKS
 from remote_dspark.kernels.backbone_matmul import MatmulTiling
 from remote_dspark.oracle.philox import derive_key
 
@@ -75,7 +76,9 @@ def warm(part: str, shape: str, tilings: list[str]) -> None:
             batch = int(part[-1])
             ids = torch.zeros(batch, dtype=torch.int32, device="cuda")
             logits = torch.zeros(DEPTH, batch, model.config.vocab_size, dtype=torch.bfloat16, device="cuda")
-            backbone.write_logits(ids, ids, ids, logits)
+            at_host = torch.zeros(batch, dtype=torch.int32, pin_memory=True)
+            clock = torch.zeros(NUM_CLOCKS, dtype=torch.int64, device="cuda")
+            backbone.write_logits(at_host, ids, ids, logits, (at_host, ids), clock)
     elif part == "context":
         for label in tilings:
             backbone = Backbone(model, NUM_SEATS, 256, TILINGS[label])
@@ -91,14 +94,14 @@ def warm(part: str, shape: str, tilings: list[str]) -> None:
 
 def warm_heads(part: str, model: DSparkDrafter, tiling: BackboneTiling) -> None:
     """Compile bias rows and heads for the batches of one part; as many launches as show every way of launching."""
-    from remote_dspark.drafter.device import head_settings
+    from remote_dspark.drafter.device import MAX_ROWS_IN_PLACE, head_settings
     from remote_dspark.drafter.device_markov import DeviceMarkovRows
     from remote_dspark.kernels.backbone_greedy import greedy_buffers, launch_greedy
     from remote_dspark.kernels.backbone_markov import write_bias_rows
     from remote_dspark.kernels.sampled_head import HeadBuffers, launch_position
 
     head, vocab_size, overlap = model.markov_head, model.config.vocab_size, tiling.chain_overlap
-    markov = DeviceMarkovRows(head.markov_w1.weight, head.markov_w2.weight, 1 << 20)
+    markov = DeviceMarkovRows(head.markov_w1.weight, head.markov_w2.weight, 1 << 20, NUM_SEATS)
     markov.fill(0)
     tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
     for batch in (4,) if part.endswith("4") else (1, 2):
@@ -106,14 +109,19 @@ def warm_heads(part: str, model: DSparkDrafter, tiling: BackboneTiling) -> None:
         control = torch.zeros(batch, 16, dtype=torch.int32, device="cuda")
         previous = torch.zeros(batch, dtype=torch.int32, device="cuda")
         logits = torch.zeros(batch, -(-vocab_size // 64) * 64, dtype=torch.bfloat16, device="cuda")
-        bias = torch.zeros_like(logits)
-        for step in range(2):
-            write_bias_rows(previous, *tables, bias, overlap=overlap and step > 0)
+        clock = torch.zeros(NUM_CLOCKS, dtype=torch.int64, device="cuda")
         if part.startswith("greedy"):
+            bias = torch.zeros_like(logits)
+            for step in range(2):
+                write_bias_rows(previous, *tables, bias, clock=None if step else clock, overlap=overlap)
             outputs = (torch.zeros(1, batch, dtype=torch.int32, device="cuda"), previous.clone())
             buffers = greedy_buffers(*outputs, torch.zeros(1, batch, 3, dtype=torch.int64, device="cuda"))
             launch_greedy(buffers, 0, logits, bias, control, vocab_size, overlap=overlap)
         else:
             buffers = HeadBuffers(settings, 2, batch, "cuda")
+            places = torch.zeros_like(previous) if batch <= MAX_ROWS_IN_PLACE else None
+            rows = torch.zeros_like(logits) if places is None else markov.rows
             for step in range(2):
-                launch_position(settings, buffers, step, logits, bias, control)
+                out = rows if places is None else None
+                write_bias_rows(previous, *tables, out, places=places, clock=None if step else clock, overlap=overlap)
+                launch_position(settings, buffers, step, logits, rows, control, places=places, follows=True)

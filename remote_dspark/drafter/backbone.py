@@ -100,14 +100,24 @@ class Backbone:
             eps=eps,
         )
 
-    def write_logits(self, anchors: Tensor, seats: Tensor, lengths: Tensor, logits: Tensor) -> None:
+    def write_logits(
+        self,
+        anchors: Tensor,
+        seats: Tensor,
+        lengths: Tensor,
+        logits: Tensor,
+        words: tuple[Tensor, Tensor] | None = None,
+        clock: Tensor | None = None,
+    ) -> None:
         """Launch: base logits of one block per request.
 
         Args:
-            anchors: int32 [B], last committed tokens.
+            anchors: int32 [B], last committed tokens; with ``words`` in registered host memory.
             seats: int32 [B].
             lengths: int32 [B], committed positions of each seat: the anchors' positions.
             logits: bf16 [positions, B, >= V], written: row i predicts the token at anchor + i + 1.
+            words: Inputs at the host and where they go on the device, copied by the first launch (`embed_norm`).
+            clock: int64 [1 or more], when it began.
         """
         config = self.model.config
         num_positions, num_requests, _ = logits.shape
@@ -124,6 +134,8 @@ class Backbone:
             mask_id=config.mask_token_id,
             eps=config.rms_norm_eps,
             pad=MAX_BLOCK_ROWS,
+            words=words,
+            clock=clock,
             overlap=self._tiling.layers.overlap,
         )
         following = [layer.input_norm for layer in layers[1:]] + [self.model.norm.weight]

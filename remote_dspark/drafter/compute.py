@@ -33,9 +33,11 @@ class CachedRows(Protocol):
 
 
 class BlockCompute(Protocol):
-    """What drafts blocks. ``timings`` are those of the last step."""
+    """What drafts blocks."""
 
-    timings: StepTimings | None
+    @property
+    def timings(self) -> StepTimings | None:
+        """Those of the last step; may be worked out by this call, so it belongs behind the reply."""
 
     @property
     def markov(self) -> CachedRows:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +40,9 @@ WIDE_HEAD_TILE: Final = 4096
 FEW_TILES: Final = 64
 """As many as four warps merge well: 2,048 candidates."""
 
+MAX_ROWS_IN_PLACE: Final = 3
+"""Up to so many requests the sampled head reads cached bias rows where they lie; for more the copy was faster."""
+
 STATE_ROWS: Final = (MIN_ROWS, 32)
 """Rows of one captured context write; a larger chunk is written in pieces."""
 
@@ -63,6 +65,15 @@ def head_settings(vocab_size: int, num_rows: int, support: int, semantics: str, 
     tile = min(largest, triton.next_power_of_2(max(vocab_size, support)))
     num_warps = 4 if are_few and tile <= HEAD_TILE else 8
     return HeadSettings(Tiling(vocab_size, tile, 1, num_warps), support, semantics, overlap=overlap)
+
+
+class HostTimes(NamedTuple):
+    """What the host saw of a step; the fields of `StepTimings`."""
+
+    num_sampled: int
+    submit_ns: int
+    wait_ns: int
+    collect_ns: int
 
 
 class BlockSequence:
@@ -93,13 +104,12 @@ class BlockSequence:
         self.logits = logits
         self.staging = BlockStaging(launcher, num_rows, depth, support)
         self._vocab_size = backbone.model.config.vocab_size
-        # inside the captured step: before it, after the base logits, after the heads, after the copy out
-        self._marks = [launcher.mark(captured=True) for _ in range(4)]
+        # first and last of the captured step; one between launches would keep them apart
+        self._marks = launcher.mark(captured=True), launcher.mark(captured=True)
         self._done = launcher.mark()
         self._backbone = backbone
         head = backbone.model.markov_head
         self._tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
-        self._bias = torch.zeros_like(logits[0])
         self._tiling = tiling
         self._greedy = launcher.capture(self._step(self._greedy_selector(), sampled=False))
         self._sampled = None
@@ -108,42 +118,46 @@ class BlockSequence:
 
     def _front(self) -> None:
         """Inputs to base logits."""
-        self.staging.copy_in()
         staging = self.staging
-        self._backbone.write_logits(staging.anchors, staging.seats, staging.lengths, self.logits)
+        self._backbone.write_logits(
+            staging.host_anchors, staging.seats, staging.lengths, self.logits, staging.words, staging.clock
+        )
 
     def _step(self, select: Callable[[int], None], *, sampled: bool) -> Callable[[], None]:
-        """Everything of a step; the previous token of a position is the anchor, then the last selection."""
-        marks, staging, tiling = self._marks, self.staging, self._tiling
-        previous = [staging.anchors, *staging.token]
+        """Everything of a step."""
+        (begin, end), staging = self._marks, self.staging
 
         def step() -> None:
-            marks[0].record()
+            begin.record()
             self._front()
-            marks[1].record()
             for position in range(self.depth):
-                write_bias_rows(
-                    previous[position],
-                    *self._tables,
-                    self._bias,
-                    # a mark lies before the first launch, so that one waits for everything
-                    overlap=tiling.chain_overlap and position > 0,
-                    flip=tiling.chain_flip and position % 2 == 1,
-                )
                 select(position)
-            marks[2].record()
-            staging.copy_out(sampled=sampled)
-            marks[3].record()
+            staging.store_out(sampled=sampled, overlap=self._tiling.chain_overlap)
+            end.record()
 
         return step
 
+    def _write_bias(self, step: int, out: Tensor | None, places: Tensor | None) -> None:
+        """Bias rows of a position, whose previous token is the anchor, then the last selection."""
+        tiling, staging = self._tiling, self.staging
+        write_bias_rows(
+            staging.token[step - 1] if step else staging.anchors,
+            *self._tables,
+            out,
+            places=places,
+            clock=None if step else staging.clock,
+            overlap=tiling.chain_overlap,
+            flip=tiling.chain_flip and step % 2 == 1,
+        )
+
     def _greedy_selector(self) -> Callable[[int], None]:
-        staging = self.staging
+        staging, bias = self.staging, torch.zeros_like(self.logits[0])
         buffers = greedy_buffers(staging.token, staging.error, staging.stamp)
         vocab_size, overlap = self._vocab_size, self._tiling.chain_overlap
 
         def select(step: int) -> None:
-            launch_greedy(buffers, step, self.logits[step], self._bias, staging.control, vocab_size, overlap=overlap)
+            self._write_bias(step, bias, None)
+            launch_greedy(buffers, step, self.logits[step], bias, staging.control, vocab_size, overlap=overlap)
 
         return select
 
@@ -152,9 +166,16 @@ class BlockSequence:
         buffers = HeadBuffers(settings, self.depth, staging.num_rows, staging.token.device)
         buffers.ids, buffers.q, buffers.count = staging.ids, staging.q, staging.count
         buffers.token, buffers.error, buffers.stamp = staging.token, staging.error, staging.stamp
+        rows, places = torch.zeros_like(self.logits[0]), None
+        if staging.num_rows <= MAX_ROWS_IN_PLACE:
+            rows = self._tables[-1]
+            places = torch.zeros(staging.num_rows, dtype=torch.int32, device=staging.token.device)
 
         def select(step: int) -> None:
-            launch_position(settings, buffers, step, self.logits[step], self._bias, staging.control)
+            self._write_bias(step, rows if places is None else None, places)
+            launch_position(
+                settings, buffers, step, self.logits[step], rows, staging.control, places=places, follows=True
+            )
 
         return select
 
@@ -163,35 +184,41 @@ class BlockSequence:
         self.staging.fill(blocks)
         self._front()
 
-    def run(self, blocks: Sequence[Block]) -> tuple[DraftedRows, StepTimings]:
+    def run(self, blocks: Sequence[Block]) -> tuple[DraftedRows, HostTimes]:
         """One whole step; errors as of `BlockStaging.collect`."""
         num_sampled = sum(block.tau != 0 for block in blocks)
         step = self._sampled if num_sampled else self._greedy
         if step is None:
             raise LookupError("expected greedy requests on a device that captured no sampled sequence")
         clock = time.perf_counter_ns
-        start_ns, marks = clock(), self._marks
+        start_ns = clock()
         self.staging.fill(blocks)
         step()
         self._done.record()
         submitted_ns = clock()
+        self.staging.expect(blocks, sampled=num_sampled > 0)
         self._done.wait()
         done_ns = clock()
         rows = self.staging.collect(blocks, self._vocab_size, sampled=num_sampled > 0)
-        timings = StepTimings(
-            num_requests=len(blocks),
+        return rows, HostTimes(num_sampled, submitted_ns - start_ns, done_ns - submitted_ns, clock() - done_ns)
+
+    def timings(self, host: HostTimes, num_cached: int = 0, state_ns: int = 0) -> StepTimings:
+        """The account of the last step; the device's part is read here, so before the next step is launched."""
+        begin, end = self._marks
+        backbone_ns, heads_ns = self.staging.parts_ns()
+        return StepTimings(
+            num_requests=self.staging.num_rows,
             depth=self.depth,
-            num_sampled=num_sampled,
-            num_cached=0,
-            state_ns=0,
-            submit_ns=submitted_ns - start_ns,
-            backbone_ns=marks[1].since_ns(marks[0]),
-            heads_ns=marks[2].since_ns(marks[1]),
-            copy_ns=marks[3].since_ns(marks[2]),
-            wait_ns=done_ns - submitted_ns,
-            collect_ns=clock() - done_ns,
+            num_sampled=host.num_sampled,
+            num_cached=num_cached,
+            state_ns=state_ns,
+            submit_ns=host.submit_ns,
+            backbone_ns=backbone_ns,
+            heads_ns=heads_ns,
+            copy_ns=end.since_ns(begin) - backbone_ns - heads_ns,
+            wait_ns=host.wait_ns,
+            collect_ns=host.collect_ns,
         )
-        return rows, timings
 
 
 class StateWriter:
@@ -266,11 +293,12 @@ class DeviceCompute:
         self._launcher = Launcher(weight.device)
         tiling = BackboneTiling() if tiling is None else tiling
         self.backbone = Backbone(model, num_seats, max_positions, tiling)
-        self.markov = DeviceMarkovRows(model.markov_head.markov_w1.weight, weight, cache_bytes)
+        self.markov = DeviceMarkovRows(model.markov_head.markov_w1.weight, weight, cache_bytes, num_seats)
         self._states = StateWriter(self.backbone, self._launcher)
         self._contexts: dict[int, SeatContext] = {}
         self._state_ns = 0
-        self.timings: StepTimings | None = None
+        self._timings: StepTimings | None = None
+        self._unsettled: tuple[BlockSequence, HostTimes, list[int], NDArray[np.int32]] | None = None
         # the interpreter knows no dependent launches
         overlap = tiling.chain_overlap and self._launcher.is_cuda
         width = -(-config.vocab_size // 64) * 64
@@ -285,6 +313,12 @@ class DeviceCompute:
                 for depth in captured_depths(max_depth)
             ]
 
+    @property
+    def timings(self) -> StepTimings | None:
+        """Where the last step's time went."""
+        self._settle()
+        return self._timings
+
     def close(self) -> None:
         """Nothing to end: the device's memory goes with this object."""
 
@@ -297,6 +331,7 @@ class DeviceCompute:
 
     def write(self, seat: int, position: int, rows: NDArray[np.uint8]) -> None:
         """Launch the context write of committed rows, and of wanted cache rows: no step waits for this call."""
+        self._settle()
         start_ns = time.perf_counter_ns()
         self._states.write(seat, position, rows)
         self._state_ns += time.perf_counter_ns() - start_ns
@@ -304,14 +339,22 @@ class DeviceCompute:
 
     def draft(self, blocks: Sequence[Block], depth: int) -> DraftedRows:
         """Draft; a shallower step is the front of a deeper one, because no position sees a later one."""
-        rows, timings = self.sequence(len(blocks), depth).run(blocks)
-        anchors = [block.anchor for block in blocks]
-        num_cached = self.markov.observe(anchors + rows.tokens[:, :-1].ravel().tolist())
-        self.timings = replace(timings, num_cached=num_cached, state_ns=self._state_ns)
-        self._state_ns = 0
+        self._settle()
+        sequence = self.sequence(len(blocks), depth)
+        rows, host = sequence.run(blocks)
+        self._unsettled = sequence, host, [block.anchor for block in blocks], rows.tokens
         if rows.tokens.shape[1] == depth:
             return rows
         return rows.front(depth)
+
+    def _settle(self) -> None:
+        """Account for the last step, which nobody has to wait for: cached rows that served, and times."""
+        if self._unsettled is None:
+            return
+        (sequence, host, anchors, tokens), self._unsettled = self._unsettled, None
+        num_cached = self.markov.observe(anchors + tokens[:, :-1].ravel().tolist())
+        self._timings = sequence.timings(host, num_cached, self._state_ns)
+        self._state_ns = 0
 
     def sequence(self, num_rows: int, depth: int) -> BlockSequence:
         """The sequences that serve a batch and depth.
@@ -326,6 +369,7 @@ class DeviceCompute:
 
     def base_logits(self, blocks: Sequence[Block], depth: int) -> Tensor:
         """BF16 [B, depth, V], a copy."""
+        self._settle()
         found = self.sequence(len(blocks), depth)
         found.write_logits(blocks)
         vocab_size = self.backbone.model.config.vocab_size

@@ -26,20 +26,22 @@ class DeviceMarkovRows:
         w1: bf16 [V, r].
         w2: bf16 [S, r]: V rows, or those of one rank's shard.
         cache_bytes: Bound of the cached rows; 0 keeps none.
+        num_scratch: Rows behind the cached ones that no token owns, for bias rows of the step under way.
 
     Attributes:
-        rows: bf16 [capacity or 1, S rounded up].
+        rows: bf16 [capacity + scratch, at least 1, S rounded up].
         slots: int32 [V], row of each token or -1.
         hits: Previous tokens of drafted positions that had a row.
         misses: Those that had none.
     """
 
-    def __init__(self, w1: Tensor, w2: Tensor, cache_bytes: int) -> None:
+    def __init__(self, w1: Tensor, w2: Tensor, cache_bytes: int, num_scratch: int = 0) -> None:
         vocab_size = w1.shape[0]
         width = -(-w2.shape[0] // 64) * 64
         self._w1, self._w2 = w1, w2
         self.capacity = min(cache_bytes // (2 * width), vocab_size)
-        self.rows = torch.zeros((max(self.capacity, 1), width), dtype=torch.bfloat16, device=w2.device)
+        num_rows = max(self.capacity + num_scratch, 1)
+        self.rows = torch.zeros((num_rows, width), dtype=torch.bfloat16, device=w2.device)
         self.slots = torch.full((vocab_size,), -1, dtype=torch.int32, device=w2.device)
         self._slot_of: OrderedDict[int, int] = OrderedDict()
         self._missed: set[int] = set()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,7 @@ MAX_ROUND: Final = (1 << 32) - 1
 """The counter holds 32 bits of the round; the next one needs a new generation (contract, RNG key)."""
 
 
-@dataclass(frozen=True)
-class DraftRequest:
+class DraftRequest(NamedTuple):
     """One request of a step.
 
     Attributes:

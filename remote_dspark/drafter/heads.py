@@ -137,6 +137,9 @@ def drafted_rows(tokens: NDArray[np.int32], ids: NDArray[np.int32], q: NDArray[n
         q: float32 [B, D, K], copied; 0 in entries without a ticket.
     """
     has_ticket = q > 0
+    if np.count_nonzero(has_ticket) == has_ticket.size:
+        counts = np.full(tokens.shape, ids.shape[-1], dtype=np.int32)
+        return DraftedRows(tokens, ids.astype(np.int32, order="C"), q.astype(np.float32, order="C"), counts)
     counts = has_ticket.sum(axis=-1, dtype=np.int32)
     front = np.arange(ids.shape[-1]) < counts[..., None]
     kept_ids, kept_q = np.zeros(ids.shape, dtype=np.int32), np.zeros(q.shape, dtype=np.float32)

@@ -29,7 +29,7 @@ from remote_dspark.drafter.compute import CachedRows
 from remote_dspark.drafter.errors import DeviceFaultError
 from remote_dspark.drafter.heads import DraftedRows
 from remote_dspark.drafter.model import DSparkDrafter
-from remote_dspark.drafter.pair import PairCompute, RankStep
+from remote_dspark.drafter.pair import PairCompute, PairShape, RankStep
 from remote_dspark.drafter.staging import Block
 from remote_dspark.drafter.timings import StepTimings
 
@@ -48,15 +48,13 @@ class EmulatedModel:
 
 
 @dataclass(frozen=True)
-class EmulatedShape:
-    """`pair_rank.RankShape` without its tiling; this module knows no kernels."""
+class EmulatedShape(PairShape):
+    """`pair_rank.RankShape` without its tiling; this module knows no kernels.
 
-    num_seats: int
-    support: int
-    semantics: str
-    cache_bytes: int
-    max_positions: int
-    max_depth: int
+    Attributes:
+        bound: Of a wait, in reads of the signal.
+    """
+
     bound: int = BOUND
 
 
@@ -126,7 +124,7 @@ class EmulatedRank:
 
     def start(self, blocks: Sequence[Block], depth: int) -> None:
         """Send the blocks; the process drafts at once."""
-        self.send({"step": {"blocks": [asdict(block) for block in blocks], "depth": depth}})
+        self.send({"step": {"blocks": [block._asdict() for block in blocks], "depth": depth}})
 
     def draft(self) -> None:
         """The process does so by itself."""
@@ -147,7 +145,7 @@ class EmulatedRank:
 
     def base_logits(self, blocks: Sequence[Block], depth: int) -> Tensor:
         """BF16 [B, depth, columns of this rank]."""
-        answer = self._ask({"logits": {"blocks": [asdict(block) for block in blocks], "depth": depth}})
+        answer = self._ask({"logits": {"blocks": [block._asdict() for block in blocks], "depth": depth}})
         return torch.from_numpy(_decode(answer["logits"])).view(torch.bfloat16)
 
     def quiesce(self) -> None:

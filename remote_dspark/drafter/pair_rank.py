@@ -29,7 +29,7 @@ from remote_dspark.drafter.device import HEAD_TILE, StateWriter, captured_depths
 from remote_dspark.drafter.device_markov import DeviceMarkovRows
 from remote_dspark.drafter.launcher import Launcher
 from remote_dspark.drafter.model import DSparkDrafter
-from remote_dspark.drafter.pair import RankStep
+from remote_dspark.drafter.pair import PairShape, RankStep
 from remote_dspark.drafter.staging import Block, BlockStaging
 from remote_dspark.drafter.timings import StepTimings
 from remote_dspark.kernels.backbone_markov import write_bias_rows
@@ -38,26 +38,14 @@ from remote_dspark.kernels.pair_rank import PairError, PairRank, PairSettings, i
 
 
 @dataclass(frozen=True)
-class RankShape:
-    """What all ranks of a drafting pair agree on.
+class RankShape(PairShape):
+    """A pair's shape, and what follows from it on a device.
 
     Attributes:
-        num_seats: Seats, and requests of one step at most.
-        support: Entries of a sampled row.
-        semantics: Ticket allocation.
-        cache_bytes: Bound of a rank's cached bias rows.
-        max_positions: Of a seat.
-        max_depth: Deepest step.
         bound: Of a wait: ns on a GPU, reads of the signal under the interpreter.
         tiling: Fixed choices of the products.
     """
 
-    num_seats: int
-    support: int
-    semantics: str
-    cache_bytes: int
-    max_positions: int
-    max_depth: int
     bound: int
     tiling: BackboneTiling = field(default_factory=BackboneTiling)
 
@@ -122,6 +110,7 @@ class _RankSequence:
         start_ns = time.perf_counter_ns()
         self._sampled = any(block.tau != 0 for block in blocks)
         self.staging.fill(blocks)
+        self.staging.expect(blocks, sampled=self._sampled)
         self._marks[0].record()
         self._front()
         self._marks[1].record()

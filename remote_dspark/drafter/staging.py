@@ -10,9 +10,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch import Tensor
 from remote_dspark.drafter.errors import DeviceFaultError, RowError
 from remote_dspark.drafter.heads import DraftedRows, drafted_rows, greedy_rows
 from remote_dspark.drafter.launcher import Launcher
+from remote_dspark.kernels.backbone_edges import NUM_CLOCKS, store_outputs
 from remote_dspark.kernels.rows import CONTROL_WORDS
 
 ROW_GROUP = 4
@@ -36,9 +36,8 @@ _STAMP: Final = Struct("<3Q")
 _WORD: Final = 0xFFFFFFFF
 
 
-@dataclass(frozen=True)
-class Block:
-    """What one request's draft depends on.
+class Block(NamedTuple):
+    """What one request's draft depends on. A tuple, because a step makes one per request while its client waits.
 
     Attributes:
         seat: Whose context.
@@ -102,6 +101,9 @@ class BlockStaging:
         count: int32 [D, B].
         ids: int32 [D, B, k].
         q: float32 [D, B, k].
+        clock: int64 [`NUM_CLOCKS`], when parts of the step were complete.
+        words: int32 [n] at the host and on the device: all inputs.
+        host_anchors: int32 [B], the anchors in registered host memory.
     """
 
     def __init__(self, launcher: Launcher, num_rows: int, depth: int, support: int) -> None:
@@ -111,6 +113,9 @@ class BlockStaging:
         inputs = {"control": (padded, CONTROL_WORDS), "anchors": (padded,), "seats": (padded,), "lengths": (padded,)}
         self._in = _Fields(launcher, {name: (torch.int32, shape) for name, shape in inputs.items()})
         self._words = memoryview(self._in.host_bytes.numpy().data)
+        self.words = self._in.host_bytes.view(torch.int32), self._in.device_bytes.view(torch.int32)
+        first = self._in.start_of("anchors") // 4
+        self.host_anchors = self.words[0][first : first + num_rows]
         self._line = Struct(f"<{num_rows}i")
         self.control, self.anchors, self.seats, self.lengths = (self._in.device[name][:num_rows] for name in inputs)
         self._out = _Fields(
@@ -129,15 +134,28 @@ class BlockStaging:
         )
         self.error = self._out.device["error"][:num_rows]
         self._front = self._out.end_of("error")
+        self.clock = torch.zeros(NUM_CLOCKS, dtype=torch.int64, device=launcher.device)
+        self._host_clock = launcher.pinned(8 * NUM_CLOCKS).view(torch.int64)
+        self._expected = b""
 
     def fill(self, blocks: Sequence[Block]) -> None:
         """Write the inputs of a step on the host."""
         words, line = self._words, self._line.pack_into
+        # whoever forgets to expect is refused
+        self._expected = b""
         for number, block in enumerate(blocks):
             block.pack_control(words, number * CONTROL_WORDS * 4)
         line(words, self._in.start_of("anchors"), *[block.anchor for block in blocks])
         line(words, self._in.start_of("seats"), *[block.seat for block in blocks])
         line(words, self._in.start_of("lengths"), *[block.position for block in blocks])
+
+    def expect(self, blocks: Sequence[Block], *, sampled: bool) -> None:
+        """Do what can be done while the device works: note the stamps that `collect` will look for.
+
+        What lies in memory now is laid out once, for nothing but that the code is near when the results come.
+        """
+        self._expected = b"".join([block.stamp() for block in blocks]) * self.depth
+        self._lay_out(sampled=sampled)
 
     def copy_in(self) -> None:
         """Launch the copy of the inputs."""
@@ -147,6 +165,22 @@ class BlockStaging:
         """Launch the copy of the outputs; greedy chains have no entries."""
         size = len(self._out.host_bytes) if sampled else self._front
         self._out.host_bytes[:size].copy_(self._out.device_bytes[:size], non_blocking=True)
+
+    def store_out(self, *, sampled: bool, overlap: bool) -> None:
+        """Launch the same as a part of the chain (`kernels.backbone_edges`)."""
+        size = len(self._out.host_bytes) if sampled else self._front
+        store_outputs(
+            self._out.device_bytes[:size],
+            self._out.host_bytes[:size],
+            self.clock,
+            self._host_clock,
+            overlap=overlap,
+        )
+
+    def parts_ns(self) -> tuple[int, int]:
+        """Backbone and heads of the finished step by the device's clock, in ns; zeros where there is none."""
+        begun, logits, heads = self._host_clock.tolist()
+        return logits - begun, heads - logits
 
     def outputs(self, *, sampled: bool) -> bytes:
         """What was copied out, as it lies in memory; a copy. Two ranks of one step must agree on every byte."""
@@ -158,7 +192,7 @@ class BlockStaging:
         return self._out.host["token"][:, : self.num_rows]
 
     def collect(self, blocks: Sequence[Block], vocab_size: int, *, sampled: bool) -> DraftedRows:
-        """The outputs of exactly this step, as copies. The copy out must have been waited for.
+        """The outputs of exactly the step that was expected, as copies. The copy out must have been waited for.
 
         Raises:
             DeviceFaultError: A stamp or token of another step, or none.
@@ -167,17 +201,22 @@ class BlockStaging:
         host, count = self._out.host, self.num_rows
         stamps = host["stamp"][:, :count]
         # few and small: comparing bytes and Python integers costs less than calls on arrays
-        if stamps.tobytes() != b"".join([block.stamp() for block in blocks]) * self.depth:
+        if stamps.tobytes() != self._expected:
             expected = [[block.generation, block.round, block.epoch] for block in blocks]
             found = stamps.view(np.uint64).tolist()
             raise DeviceFaultError(f"expected rows of (generation, round, epoch) {expected}, found {found}; restart")
         errors = host["error"][:count].tolist()
         if any(errors):
             raise RowError(f"row error flags by request: {errors}; the whole reply is discarded")
-        tokens = np.ascontiguousarray(host["token"][:, :count].T)
-        flat = tokens.ravel().tolist()
+        rows = self._lay_out(sampled=sampled)
+        flat = rows.tokens.ravel().tolist()
         if min(flat) < 0 or max(flat) >= vocab_size:
-            raise DeviceFaultError(f"expected tokens in [0, {vocab_size}), found {tokens.T.tolist()}; restart")
+            raise DeviceFaultError(f"expected tokens in [0, {vocab_size}), found {rows.tokens.T.tolist()}; restart")
+        return rows
+
+    def _lay_out(self, *, sampled: bool) -> DraftedRows:
+        host, count = self._out.host, self.num_rows
+        tokens = np.ascontiguousarray(host["token"][:, :count].T)
         ids, q = host["ids"][:, :count].swapaxes(0, 1), host["q"][:, :count].swapaxes(0, 1)
         return drafted_rows(tokens, ids, q) if sampled else greedy_rows(tokens, ids.shape[-1])
 

@@ -25,9 +25,13 @@ def _normalised(x, weight, width, eps):
     return round_to_bf16(x * scale) * weight
 
 
-@triton.jit(do_not_specialize=["num_requests", "mask_id"])
+@triton.jit(do_not_specialize=["num_requests", "mask_id", "num_words"])
 def embed_norm_kernel(
     anchor_ptr,
+    source_ptr,
+    target_ptr,
+    clock_ptr,
+    num_words,
     table_ptr,
     weight_ptr,
     x_ptr,
@@ -39,12 +43,21 @@ def embed_norm_kernel(
     eps,
     PAD: tl.constexpr,
     BLOCK: tl.constexpr,
+    WORDS: tl.constexpr,
+    CLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Block rows ``[anchor, MASK, MASK, ...]`` of every request, embedded and normalised; grid (rows,)."""
     row = tl.program_id(0)
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    if CLOCK:
+        if row == 0:
+            tl.store(clock_ptr, tl.extra.cuda.globaltimer())
+    if WORDS > 0:
+        word = tl.arange(0, WORDS)
+        brought = (word < num_words) & (row == 0)
+        tl.store(target_ptr + word, tl.load(source_ptr + word, mask=brought, other=0), mask=brought)
     request = row // PAD
     anchor = tl.load(anchor_ptr + tl.minimum(request, num_requests - 1))
     token = tl.where(row - request * PAD == 0, anchor, mask_id)
@@ -173,12 +186,14 @@ def embed_norm(
     mask_id: int,
     eps: float,
     pad: int,
+    words: tuple[torch.Tensor, torch.Tensor] | None = None,
+    clock: torch.Tensor | None = None,
     overlap: bool = False,
 ) -> None:
     """Embeds and normalises blocks.
 
     Args:
-        anchors: int32 [B].
+        anchors: int32 [B], on the device or in registered host memory.
         table: bf16 [V, d].
         weight: bf16 [d], the first layer's input norm.
         x: bf16 [rows, d], the residual rows, written; a request owns ``pad`` rows.
@@ -186,11 +201,19 @@ def embed_norm(
         mask_id: Token of every block row but the first.
         eps: Of the norm.
         pad: Rows per request.
+        words: int32 [n] in registered host memory, and int32 [n] on the device that they are copied to beside the work,
+            for the launches behind this one.
+        clock: int64 [1 or more]; on CUDA the first word gets the device's clock, in ns.
         overlap: Programmatic dependent launch of the kernel behind this one.
     """
     rows, width = x.shape
+    source, target = (anchors, anchors) if words is None else words
     embed_norm_kernel[(rows,)](
         anchors,
+        source,
+        target,
+        clock,
+        target.shape[0],
         table.view(torch.int16),
         weight.view(torch.int16),
         x.view(torch.int16),
@@ -202,6 +225,8 @@ def embed_norm(
         eps,
         PAD=pad,
         BLOCK=triton.next_power_of_2(width),
+        WORDS=0 if words is None else triton.next_power_of_2(target.shape[0]),
+        CLOCK=clock is not None and table.is_cuda,
         OVERLAP=overlap and table.is_cuda,
         num_warps=8,
     )

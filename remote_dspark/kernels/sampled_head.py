@@ -30,7 +30,7 @@ from remote_dspark.kernels.rounding import KEY_EXCLUDED, bf16_to_f32, order_key
 from remote_dspark.kernels.rows import SampledRows
 
 
-@triton.jit(do_not_specialize=["step"], do_not_specialize_on_alignment=SMALL_POINTERS)
+@triton.jit(do_not_specialize=["first_place", "step"], do_not_specialize_on_alignment=SMALL_POINTERS)
 def sampled_head_kernel(
     logits_ptr,
     logits_stride,
@@ -54,6 +54,7 @@ def sampled_head_kernel(
     shard_size,
     tiles_per_shard,
     num_tiles,
+    first_place,
     step,
     K: tl.constexpr,
     TILE: tl.constexpr,
@@ -61,6 +62,7 @@ def sampled_head_kernel(
     TILE_DIRECT: tl.constexpr,
     MERGE_DIRECT: tl.constexpr,
     BY_SLOT: tl.constexpr,
+    BY_PLACE: tl.constexpr,
     FLOOR_FIRST: tl.constexpr,
     EMIT_WEIGHTS: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -82,14 +84,20 @@ def sampled_head_kernel(
         # the next position's programs start and read their logits while this one works
         tl.extra.cuda.gdc_launch_dependents()
     bad_previous = 0
-    bias_row = row.to(tl.int64)
+    bias_row = first_place + row.to(tl.int64)
     if BY_SLOT:
         previous = tl.load(previous_ptr + row)
         known = (previous >= 0) & (previous < vocab_size)
         slot = tl.load(slot_ptr + tl.where(known, previous, 0))
         bad_previous = tl.where(known & (slot >= 0), 0, CONTINUATION_FLAG)
         bias_row = tl.maximum(slot, 0).to(tl.int64)
+    if BY_PLACE:
+        place = tl.load(slot_ptr + row)
     bias = tl.load(bias_ptr + bias_row * bias_stride + columns, mask=real, other=0)
+    if BY_PLACE:
+        # its own row came while the place was looked up
+        if place != first_place + row:
+            bias = tl.load(bias_ptr + place.to(tl.int64) * bias_stride + columns, mask=real, other=0)
     # not by the loads' own default: a negative int16 default comes out wrong in the upper half of each 32-bit pair
     keys = tl.where(real, order_key(bf16_to_f32(logits) + bf16_to_f32(bias)), KEY_EXCLUDED)
     candidates = candidate_ptr + row * (num_tiles * K)
@@ -278,6 +286,8 @@ def launch_position(
     *,
     previous: torch.Tensor | None = None,
     slots: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
+    follows: bool = False,
 ) -> None:
     """Launches one position on the current stream.
 
@@ -290,6 +300,9 @@ def launch_position(
         control: int32 [B, 16].
         previous: int32 [B], previous token of each row; needed with ``slots``.
         slots: int32 [V], cache row of each token or -1; a row whose previous token has none gets CONTINUATION.
+        places: int32 [B], instead of the two: which of ``bias_rows`` is each row's. The last B are the rows' own.
+        follows: The launch before lets this one start only once logits and control are complete, so that the first
+            position may overlap, too.
 
     Raises:
         ValueError: Dtypes or shapes.
@@ -300,13 +313,15 @@ def launch_position(
     require_logits(bias_rows, bias_rows.shape[0], tiling.vocab_size)
     if (slots is None) != (previous is None):
         raise ValueError("slots and previous belong together: a cache row is looked up by the previous token")
+    if places is not None and slots is not None:
+        raise ValueError("a row is found by its previous token or by its place, not by both")
     overlap = settings.overlap and logits.is_cuda
     sampled_head_kernel[(tiling.num_tiles, num_rows)](
         logits.view(torch.int16),
         logits.stride(0),
         bias_rows.view(torch.int16),
         bias_rows.stride(0),
-        slots,
+        slots if places is None else places,
         previous,
         control,
         buffers.candidate,
@@ -324,6 +339,7 @@ def launch_position(
         tiling.shard_size,
         tiling.tiles_per_shard,
         tiling.num_tiles,
+        0 if places is None else bias_rows.shape[0] - num_rows,
         step,
         K=settings.k,
         TILE=tiling.tile,
@@ -331,9 +347,10 @@ def launch_position(
         TILE_DIRECT=tiling.fills_threads(tiling.tile),
         MERGE_DIRECT=tiling.fills_threads(tiling.num_tiles * settings.k),
         BY_SLOT=slots is not None,
+        BY_PLACE=places is not None,
         FLOOR_FIRST=settings.semantics == Q_FLOOR_FIRST,
         EMIT_WEIGHTS=settings.emit_weights,
         OVERLAP=overlap,
         num_warps=tiling.num_warps,
-        **({"launch_pdl": True} if overlap and step > 0 else {}),
+        **({"launch_pdl": True} if overlap and (follows or step > 0) else {}),
     )

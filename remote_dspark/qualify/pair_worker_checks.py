@@ -7,7 +7,6 @@ is observed by `whole_worker`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -137,7 +136,7 @@ def _other_key(ranks: list[RankCompute]) -> None:
 
     def other(blocks: Sequence[Block], depth: int) -> None:
         # hot enough that another key gives another token
-        start([replace(block, key=(9, 9), tau=block.tau) for block in blocks], depth)
+        start([block._replace(key=(9, 9)) for block in blocks], depth)
 
     ranks[1].start = other  # type: ignore[method-assign]
 

@@ -119,6 +119,24 @@ def test_cached_rows_are_the_computed_ones_and_the_oldest_goes(compute: DeviceCo
     assert (int(markov.slots.max()), markov.size_bytes) == (-1, 0)
 
 
+@pytest.mark.parametrize("tau", [0.7, 0.0])
+def test_a_cached_row_in_any_place_changes_no_proposal(compute: DeviceCompute, tau: float) -> None:
+    # red when a place of another request is used, a computed row overwrites a cached one, or scratch is a token's row
+    blocks = [block_input(request, CONTEXT, tau, 3, request) for request in range(NUM_SEATS)]
+    compute.markov.forget()
+    expected = compute.draft(blocks, 5)
+    drafted = expected.tokens[:, :-1].ravel().tolist()
+    for tokens in ([blocks[1].anchor], [blocks[0].anchor, drafted[0]], [drafted[4]]):
+        for token in tokens:
+            compute.markov.fill(token)
+        found = compute.draft(blocks, 5)
+        for name in ("tokens", "ids", "q", "counts"):
+            assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    assert compute.timings is not None
+    assert compute.timings.num_cached > 0
+    compute.markov.forget()
+
+
 @pytest.fixture
 def staging() -> BlockStaging:
     """Outputs of a finished step of two requests, written as a device would."""
@@ -157,6 +175,10 @@ def test_only_rows_of_exactly_this_step_leave(staging: BlockStaging) -> None:
         staging.copy_out(sampled=True)
         return staging.collect(blocks, 100, sampled=True)
 
+    with pytest.raises(DeviceFaultError):
+        # filled, but nothing expected yet
+        collect()
+    staging.expect(blocks, sampled=True)
     rows = collect()
     assert rows.ids[1, 2].tolist() == [4, 9, 0, 0]  # type: ignore[attr-defined]
     staging.q.zero_()

@@ -165,7 +165,7 @@ def test_errors_of_the_kernels_end_the_pair_and_a_fresh_one_works(state_rows: An
 
     def other_key(rank: EmulatedRank, blocks: Any, depth: int) -> None:
         key = (9, 9) if rank is ranks[1] else blocks[0].key
-        start(rank, [replace(each, key=key, tau=5.0) for each in blocks], depth)
+        start(rank, [each._replace(key=key, tau=5.0) for each in blocks], depth)
 
     for rows, fault, names in ((good, other_key, "PEER_MISMATCH"), (bad, start, "BAD_LOGITS"), (good, start, "")):
         with running(source, width, 1, 1) as pair:
