@@ -94,7 +94,7 @@ def warm(part: str, shape: str, tilings: list[str]) -> None:
 
 def warm_heads(part: str, model: DSparkDrafter, tiling: BackboneTiling) -> None:
     """Compile bias rows and heads for the batches of one part; as many launches as show every way of launching."""
-    from remote_dspark.drafter.device import MAX_ROWS_IN_PLACE, head_settings
+    from remote_dspark.drafter.device import head_settings
     from remote_dspark.drafter.device_markov import DeviceMarkovRows
     from remote_dspark.kernels.backbone_greedy import greedy_buffers, launch_greedy
     from remote_dspark.kernels.backbone_markov import write_bias_rows
@@ -110,18 +110,14 @@ def warm_heads(part: str, model: DSparkDrafter, tiling: BackboneTiling) -> None:
         previous = torch.zeros(batch, dtype=torch.int32, device="cuda")
         logits = torch.zeros(batch, -(-vocab_size // 64) * 64, dtype=torch.bfloat16, device="cuda")
         clock = torch.zeros(NUM_CLOCKS, dtype=torch.int64, device="cuda")
+        places = torch.zeros_like(previous)
+        for step in range(2):
+            write_bias_rows(previous, *tables, None, places=places, clock=None if step else clock, overlap=overlap)
         if part.startswith("greedy"):
-            bias = torch.zeros_like(logits)
-            for step in range(2):
-                write_bias_rows(previous, *tables, bias, clock=None if step else clock, overlap=overlap)
             outputs = (torch.zeros(1, batch, dtype=torch.int32, device="cuda"), previous.clone())
             buffers = greedy_buffers(*outputs, torch.zeros(1, batch, 3, dtype=torch.int64, device="cuda"))
-            launch_greedy(buffers, 0, logits, bias, control, vocab_size, overlap=overlap)
+            launch_greedy(buffers, 0, logits, markov.rows, places, control, vocab_size, overlap=overlap)
         else:
             buffers = HeadBuffers(settings, 2, batch, "cuda")
-            places = torch.zeros_like(previous) if batch <= MAX_ROWS_IN_PLACE else None
-            rows = torch.zeros_like(logits) if places is None else markov.rows
             for step in range(2):
-                out = rows if places is None else None
-                write_bias_rows(previous, *tables, out, places=places, clock=None if step else clock, overlap=overlap)
-                launch_position(settings, buffers, step, logits, rows, control, places=places, follows=True)
+                launch_position(settings, buffers, step, logits, markov.rows, control, places=places, follows=True)

@@ -40,9 +40,6 @@ WIDE_HEAD_TILE: Final = 4096
 FEW_TILES: Final = 64
 """As many as four warps merge well: 2,048 candidates."""
 
-MAX_ROWS_IN_PLACE: Final = 3
-"""Up to so many requests the sampled head reads cached bias rows where they lie; for more the copy was faster."""
-
 STATE_ROWS: Final = (MIN_ROWS, 32)
 """Rows of one captured context write; a larger chunk is written in pieces."""
 
@@ -110,6 +107,7 @@ class BlockSequence:
         self._backbone = backbone
         head = backbone.model.markov_head
         self._tables = (head.markov_w1.weight, head.markov_w2.weight, markov.slots, markov.rows)
+        self._places = torch.zeros(num_rows, dtype=torch.int32, device=logits.device)
         self._tiling = tiling
         self._greedy = launcher.capture(self._step(self._greedy_selector(), sampled=False))
         self._sampled = None
@@ -137,27 +135,27 @@ class BlockSequence:
 
         return step
 
-    def _write_bias(self, step: int, out: Tensor | None, places: Tensor | None) -> None:
+    def _write_bias(self, step: int) -> None:
         """Bias rows of a position, whose previous token is the anchor, then the last selection."""
         tiling, staging = self._tiling, self.staging
         write_bias_rows(
             staging.token[step - 1] if step else staging.anchors,
             *self._tables,
-            out,
-            places=places,
+            None,
+            places=self._places,
             clock=None if step else staging.clock,
             overlap=tiling.chain_overlap,
             flip=tiling.chain_flip and step % 2 == 1,
         )
 
     def _greedy_selector(self) -> Callable[[int], None]:
-        staging, bias = self.staging, torch.zeros_like(self.logits[0])
+        staging, rows, places = self.staging, self._tables[-1], self._places
         buffers = greedy_buffers(staging.token, staging.error, staging.stamp)
         vocab_size, overlap = self._vocab_size, self._tiling.chain_overlap
 
         def select(step: int) -> None:
-            self._write_bias(step, bias, None)
-            launch_greedy(buffers, step, self.logits[step], bias, staging.control, vocab_size, overlap=overlap)
+            self._write_bias(step)
+            launch_greedy(buffers, step, self.logits[step], rows, places, staging.control, vocab_size, overlap=overlap)
 
         return select
 
@@ -166,13 +164,10 @@ class BlockSequence:
         buffers = HeadBuffers(settings, self.depth, staging.num_rows, staging.token.device)
         buffers.ids, buffers.q, buffers.count = staging.ids, staging.q, staging.count
         buffers.token, buffers.error, buffers.stamp = staging.token, staging.error, staging.stamp
-        rows, places = torch.zeros_like(self.logits[0]), None
-        if staging.num_rows <= MAX_ROWS_IN_PLACE:
-            rows = self._tables[-1]
-            places = torch.zeros(staging.num_rows, dtype=torch.int32, device=staging.token.device)
+        rows, places = self._tables[-1], self._places
 
         def select(step: int) -> None:
-            self._write_bias(step, rows if places is None else None, places)
+            self._write_bias(step)
             launch_position(
                 settings, buffers, step, self.logits[step], rows, staging.control, places=places, follows=True
             )

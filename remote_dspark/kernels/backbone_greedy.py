@@ -20,12 +20,13 @@ NOTHING = tl.constexpr(-(1 << 63))
 """Below every packed candidate."""
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["first_place", "step"])
 def greedy_head_kernel(
     logits_ptr,
     logits_stride,
     bias_ptr,
     bias_stride,
+    place_ptr,
     control_ptr,
     best_ptr,
     counter_ptr,
@@ -33,6 +34,7 @@ def greedy_head_kernel(
     error_ptr,
     stamp_ptr,
     vocab_size,
+    first_place,
     step,
     TILE: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -46,7 +48,12 @@ def greedy_head_kernel(
     logits = tl.load(logits_ptr + row * logits_stride + columns, mask=real, other=0)
     if OVERLAP:
         tl.extra.cuda.gdc_wait()
-    bias = tl.load(bias_ptr + row * bias_stride + columns, mask=real, other=0)
+    place = tl.load(place_ptr + row)
+    own = first_place + row.to(tl.int64)
+    bias = tl.load(bias_ptr + own * bias_stride + columns, mask=real, other=0)
+    # its own row came while the place was looked up
+    if place != own:
+        bias = tl.load(bias_ptr + place.to(tl.int64) * bias_stride + columns, mask=real, other=0)
     # not by the loads' own default: see sampled_head_kernel
     keys = tl.where(real, order_key(bf16_to_f32(logits) + bf16_to_f32(bias)), KEY_EXCLUDED)
     # of equal keys the lowest column has the highest complement
@@ -102,6 +109,7 @@ def launch_greedy(
     step: int,
     logits: torch.Tensor,
     bias: torch.Tensor,
+    places: torch.Tensor,
     control: torch.Tensor,
     vocab_size: int,
     *,
@@ -114,7 +122,8 @@ def launch_greedy(
         buffers: Outputs; index ``step`` is written.
         step: Position within the chain.
         logits: bf16 [B, >= V].
-        bias: bf16 [B, >= V], the rows' Markov bias.
+        bias: bf16 [C, >= V], rows of Markov bias, of which the last B are the requests' own.
+        places: int32 [B], which of them is each request's.
         control: int32 [B, 16]; only its stamp is read.
         vocab_size: Real columns V.
         tile: Columns of a program.
@@ -126,6 +135,7 @@ def launch_greedy(
         logits.stride(0),
         bias.view(torch.int16),
         bias.stride(0),
+        places,
         control,
         buffers.best,
         buffers.counter,
@@ -133,6 +143,7 @@ def launch_greedy(
         buffers.error,
         buffers.stamp[step],
         vocab_size,
+        bias.shape[0] - control.shape[0],
         step,
         TILE=tile,
         OVERLAP=overlap,
