@@ -240,6 +240,6 @@ class WorkerHandler:
             raise self._refusal("support_policy", f"expected support {self._config.support}, found {support}")
 
     def _reply(self, step: Step, rows: DraftedRows) -> Reply:
-        if self._config.mode is DraftMode.OFF:
+        if self._config.mode is DraftMode.OFF or not any(request.draft_temperature_ppm for request in step.requests):
             return greedy_reply(step, self._shard, rows.tokens)
         return build_reply(step, self._shard, tokens=rows.tokens, ids=rows.ids, q=rows.q, counts=rows.counts)
