@@ -96,6 +96,9 @@ class Driver:
         return self.code
 
 
+UNARMED_STATES = frozenset({"provisional", "leased", "snapshotted"})
+
+
 class Trio:
     """The three hosts in one test."""
 
@@ -218,10 +221,10 @@ class Trio:
             record = json.loads(machine.path(f"{self.owner.state}/record.json").read_text())
         except (FileNotFoundError, ValueError):
             return not machine.path(f"{self.owner.state}.debt/debt.json").exists()
-        # After a reboot nothing waits with a hold that stopped nothing: the next call finds it void and ends it.
-        return record["state"] == "degraded" or (
-            self.num_boots[machine.name] > 0 and self.status(machine)["state"] == "free"
-        )
+        # Nothing waits with a hold that stopped nothing, after a reboot or once its holder was killed: the next call
+        # finds it void and ends it. Before the dead-man is armed nobody else is there.
+        is_unwatched = self.num_boots[machine.name] > 0 or record["state"] in UNARMED_STATES
+        return record["state"] == "degraded" or (is_unwatched and self.status(machine)["state"] == "free")
 
     def look(self, machine: Machine) -> str:
         """Production as text."""
