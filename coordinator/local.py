@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,9 @@ from typing import IO
 from coordinator.clock import Clock, SystemClock
 from coordinator.errors import CoordinatorError, HostUnreachable
 from coordinator.host import CommandResult, Outcome
+
+_CHUNK = 65536
+_LATE_OUTPUT_NS = 500_000_000
 
 
 class LocalHost:
@@ -50,29 +54,18 @@ class LocalHost:
             )
         except OSError as error:
             return CommandResult(Outcome.NOT_STARTED, None, b"", str(error).encode(), False, 0)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-        drains = [_Drain(process.stdout, cap_bytes), _Drain(process.stderr, cap_bytes)]
-        feeder = threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True)
-        feeder.start()
-        timed_out = False
-        try:
-            process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            timed_out = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for drain in drains:
-            # A grandchild may keep the pipe open: what it writes later is not this command's output.
-            drain.join(0.5)
+        exchange = _Exchange(process, stdin, cap_bytes, self._clock)
+        timed_out = exchange.run(start + int(timeout_s * 1e9))
         elapsed = self._clock.monotonic_ns() - start
         code = process.returncode
         outcome = Outcome.TIMED_OUT if timed_out else Outcome.SIGNALLED if code < 0 else Outcome.EXITED
-        truncated = any(drain.truncated for drain in drains)
         return CommandResult(
-            outcome, None if timed_out else abs(code), drains[0].data(), drains[1].data(), truncated, elapsed
+            outcome,
+            None if timed_out else abs(code),
+            bytes(exchange.out),
+            bytes(exchange.err),
+            exchange.truncated,
+            elapsed,
         )
 
     def put(self, data: bytes, path: str, *, mode: int = 0o644) -> str:
@@ -132,32 +125,90 @@ class LocalHost:
         """Nothing to release."""
 
 
-class _Drain(threading.Thread):
-    """Reads one stream to its end and keeps at most ``cap`` bytes."""
+class _Exchange:
+    """One command: feeds its input, drains both streams, keeps the deadline, and wakes for nothing else.
 
-    def __init__(self, stream: IO[bytes], cap: int) -> None:
-        super().__init__(daemon=True)
-        self._stream = stream
-        self._cap = cap
-        self._chunks: list[bytes] = []
-        self._size = 0
+    Asleep until something happens: with many hosts at once, each that looks every few milliseconds whether its command
+    has ended costs all of them the processor.
+
+    Args:
+        cap: Bytes of each stream that are kept; the rest is read and dropped.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], stdin: bytes, cap: int, clock: Clock) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.out = bytearray()
+        self.err = bytearray()
         self.truncated = False
-        self.start()
+        self._process = process
+        self._pending = memoryview(stdin)
+        self._cap = cap
+        self._clock = clock
+        self._input = process.stdin.fileno()
+        self._buffers = {process.stdout.fileno(): self.out, process.stderr.fileno(): self.err}
+        self._files: dict[int, IO[bytes]] = {
+            stream.fileno(): stream for stream in (process.stdin, process.stdout, process.stderr)
+        }
+        self._poll = select.poll()
 
-    def run(self) -> None:
-        with self._stream:
-            # Not `read`: it waits for a full block, and loses it when a grandchild keeps the stream open.
-            while chunk := os.read(self._stream.fileno(), 65536):
-                room = self._cap - self._size
-                self._chunks.append(chunk[:room])
-                self._size += min(len(chunk), room)
-                self.truncated |= len(chunk) > room
+    def run(self, deadline_ns: int) -> bool:
+        """Until it has ended; whether it had to be killed at the deadline."""
+        handle = os.pidfd_open(self._process.pid)
+        try:
+            self._poll.register(handle, select.POLLIN)
+            for fd in self._files:
+                os.set_blocking(fd, False)
+                self._poll.register(fd, select.POLLOUT if fd == self._input else select.POLLIN)
+            timed_out = not self._turn_until(deadline_ns, handle)
+            if timed_out:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._turn_until(None, handle)
+            # A grandchild may keep a pipe open: what it writes later is not this command's output.
+            self._turn_until(self._clock.monotonic_ns() + _LATE_OUTPUT_NS, None)
+            return timed_out
+        finally:
+            os.close(handle)
+            for fd in list(self._files):
+                self._drop(fd)
 
-    def data(self) -> bytes:
-        return b"".join(self._chunks)
+    def _turn_until(self, deadline_ns: int | None, handle: int | None) -> bool:
+        """Move bytes until the process has ended (``handle``), or else both streams; false at the deadline."""
+        while handle is not None or self._buffers.keys() & self._files.keys():
+            left_ms = None
+            if deadline_ns is not None:
+                left_ms = (deadline_ns - self._clock.monotonic_ns()) / 1e6
+                if left_ms <= 0:
+                    return False
+            for fd, _ in self._poll.poll(left_ms):
+                if fd == handle:
+                    self._poll.unregister(fd)
+                    self._process.wait()
+                    return True
+                self._feed() if fd == self._input else self._drain(fd)
+        return True
 
+    def _feed(self) -> None:
+        # A command that does not read its input is not an error of ours.
+        with contextlib.suppress(BlockingIOError):
+            try:
+                self._pending = self._pending[os.write(self._input, self._pending[:_CHUNK]) :]
+            except BrokenPipeError:
+                self._pending = self._pending[:0]
+        if not self._pending:
+            self._drop(self._input)
 
-def _feed(stream: IO[bytes], data: bytes) -> None:
-    # A command that does not read its input is not an error of ours.
-    with contextlib.suppress(BrokenPipeError, OSError), stream:
-        stream.write(data)
+    def _drain(self, fd: int) -> None:
+        chunk, buffer = os.read(fd, _CHUNK), self._buffers[fd]
+        room = self._cap - len(buffer)
+        buffer += chunk[:room]
+        self.truncated |= len(chunk) > room
+        if not chunk:
+            self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+        self._files.pop(fd).close()
